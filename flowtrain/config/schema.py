@@ -1,0 +1,227 @@
+"""The config file as typed, frozen models: every key, its default, its bounds and what it is for (contract C14).
+
+`flowtrain config --show` prints these with their resolved values; the reference page of the docs is made from them.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from flowtrain.types import Module
+
+ModuleName = Literal["encoder", "projector", "backbone"]
+Positive = Annotated[int, Field(gt=0)]
+NonNegative = Annotated[int, Field(ge=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class RunConfig(Section):
+    dir: Path = Field(Path("runs/default"), description="Folder of everything the run writes.")
+    seed: NonNegative = Field(0, description="Seed of the row order and of random weights.")
+    trace: bool = Field(False, description="Write a timeline of spans to RUN_DIR/trace.json.")
+    trace_samples: bool = Field(True, description="Write RUN_DIR/samples.jsonl: the rows of every pack trained.")
+    timeout_seconds: float = Field(600.0, gt=0, description="Longest wait for one answer of a process.")
+    stop_deadline_seconds: float = Field(25.0, gt=0, description="Time for the last step and checkpoint after a signal.")
+
+
+class ModelConfig(Section):
+    path: Path = Field(description="Hugging Face model folder (config, tokenizer, processor, chat template).")
+    init: Literal["auto", "random", "pretrained"] = Field(
+        "auto", description="`random`: from the seed; `pretrained`: the folder's safetensors; `auto`: those if there."
+    )
+    dtype: Literal["float32", "bfloat16", "float64"] = Field("float32", description="Compute dtype; parameters stay fp32.")
+    attention: Literal["auto", "sdpa", "flash"] = Field("auto", description="Kernel for packs; `auto`: flash on GPU if there.")
+    trust_remote_code: bool = Field(False, description="Run Python code from the model folder.")
+
+
+class DataConfig(Section):
+    train: Path = Field(description="Training rows: .parquet, .jsonl or .json file, or a folder of them.")
+    eval: Path | None = Field(None, description="Held-out rows.")
+    on_bad_sample: Literal["skip", "error"] = Field("skip", description="A row that cannot be used: count it, or stop.")
+    max_bad_share: Fraction = Field(0.5, description="Stop when more than this share of the first 100 rows is bad.")
+    max_seq_len: Positive | None = Field(None, description="Longest row in tokens, images included; default: the pack.")
+    max_pixels: Positive | None = Field(None, description="Pixel cap per image, applied by the processor.")
+    min_pixels: Positive | None = Field(None, description="Pixel floor per image, applied by the processor.")
+    max_image_pixels: Positive = Field(89_478_485, description="A stored image with more pixels is a bad row.")
+    readers: Positive = Field(1, description="Processes that read and tokenise rows.")
+
+
+class StepSize(Section):
+    samples: Positive | None = Field(None, description="Rows of one step.")
+    packs: Positive | None = Field(None, description="Packs a consumer rank of one step; the number of rows floats.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> StepSize:
+        if (self.samples is None) == (self.packs is None):
+            raise ValueError("give exactly one of `samples` and `packs`")
+        return self
+
+
+class TrainConfig(Section):
+    step: StepSize = Field(StepSize(samples=32), description="Size of one optimizer update.")
+    max_steps: Positive | None = Field(None, description="Updates to make; or give `epochs`.")
+    epochs: Positive | None = Field(None, description="Passes over the rows; or give `max_steps`.")
+    lr: float = Field(2e-5, gt=0, description="Peak learning rate.")
+    module_lr: dict[ModuleName, Annotated[float, Field(gt=0)]] = Field(
+        default_factory=dict, description="Peak learning rate of a module, where it differs from `lr`."
+    )
+    schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape after the warm-up.")
+    warmup_steps: NonNegative | None = Field(None, description="Steps from 0 to the peak; or give `warmup_ratio`.")
+    warmup_ratio: Fraction = Field(0.03, description="The same as a share of all steps.")
+    min_lr_ratio: Fraction = Field(0.0, description="Where cosine and linear end, as a share of the peak.")
+    weight_decay: float = Field(0.0, ge=0, description="AdamW decay; biases, norms and embeddings are left out.")
+    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="AdamW.")
+    eps: float = Field(1e-8, gt=0, description="AdamW.")
+    freeze: tuple[ModuleName, ...] = Field((), description="Modules that do not train.")
+    clip_norm: float | None = Field(1.0, gt=0, description="Bound on the gradient norm over all modules; null: none.")
+    max_lag: NonNegative = Field(0, description="Encoder versions an embedding may be behind; 0 is exact.")
+    eval_every: Positive | None = Field(None, description="Steps between evaluation losses; null: only at the end.")
+    gradient_checkpointing: bool = Field(False, description="Recompute activations of transformer layers.")
+    max_nonfinite_steps: NonNegative = Field(3, description="Steps in a row that may be left out as non-finite.")
+
+    @model_validator(mode="after")
+    def _length(self) -> TrainConfig:
+        if self.max_steps is not None and self.epochs is not None:
+            raise ValueError("give only one of `max_steps` and `epochs`")
+        if len(set(self.freeze)) == len(Module):
+            raise ValueError("`freeze` names every module: nothing would train")
+        if self.max_lag:
+            raise ValueError("`max_lag` above 0 is not supported yet: only exact training (lag 0) is")
+        return self
+
+
+class SideConfig(Section):
+    num: Positive | None = Field(None, description="Data-parallel processes; short for `layout: rN`.")
+    layout: str | None = Field(None, description="Degrees of parallelism, such as r2; excludes `num`.")
+    threads: Positive | None = Field(None, description="CPU threads of each process; default: cores divided evenly.")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda where there is one.")
+
+    @model_validator(mode="after")
+    def _one_of(self) -> SideConfig:
+        if self.num is not None and self.layout is not None:
+            raise ValueError("give only one of `num` and `layout`")
+        return self
+
+
+class ProducersConfig(SideConfig):
+    backward: Literal["keep", "recompute"] = Field("keep", description="Keep the encoder's graph, or run it again.")
+    max_unit_patches: Positive = Field(4096, description="Most patches of one encoder call (a larger sample goes alone).")
+
+
+class ConsumersConfig(SideConfig):
+    pass
+
+
+class PoolConfig(Section):
+    bytes: Positive = Field(256 * 2**20, description="Host bytes per node, divided among the owners on it; `64MiB` is understood.")
+    transport: Literal["auto", "shm", "local"] = Field("auto", description="`shm` between processes, `local` within one.")
+
+
+class PackingConfig(Section):
+    policy: Literal["dynamic", "arrival"] = Field("dynamic", description="How packs are built.")
+    max_tokens: Positive = Field(1024, description="Most tokens of a pack, images included.")
+    lookahead: Positive = Field(1, description="Steps of rows among which a step is chosen.")
+    cost: Literal["model"] = Field("model", description="Where the cost coefficients come from.")
+    on_long_row: Literal["skip", "error"] = Field("skip", description="A row longer than a pack: count it, or stop.")
+
+
+class AllocationConfig(Section):
+    policy: Literal["uniform"] = Field("uniform", description="Who decides the number of processes left open.")
+    placement: Literal["colocated", "disaggregated"] | None = Field(None, description="Overrides the mode's.")
+    profile: Literal["off"] = "off"
+    replan: Literal["off"] = "off"
+
+
+class CheckpointConfig(Section):
+    every: Positive | None = Field(None, description="Steps between checkpoints; null: only at a signal and at the end.")
+    keep: Positive = Field(2, description="Complete checkpoints kept.")
+    export: bool = Field(True, description="Write RUN_DIR/export, a Hugging Face folder, at the end.")
+
+
+class TelemetryConfig(Section):
+    progress: Literal["auto", "rich", "plain", "off"] = Field("auto", description="`auto`: rich on a terminal.")
+
+
+class ClusterConfig(Section):
+    address: str | None = Field(None, description="Ray cluster to use; null: a local one of our own.")
+    oversubscribe: bool | None = Field(
+        None, description="Allow more processes than cores; null: allowed with one warning on a local CPU run."
+    )
+    start_timeout_seconds: float = Field(120.0, gt=0, description="Longest wait for all processes to start.")
+    temp_dir: Path | None = Field(None, description="Ray's folder for logs and sockets; null: Ray's default.")
+
+
+Fault = Literal[
+    "encoder_gradient_doubled",
+    "encoder_gradient_divided_by_producers",
+    "denominator_plus_one",
+    "denominator_minus_one",
+    "image_gradient_dropped",
+    "images_swapped",
+    "module_not_clipped",
+    "sample_sees_neighbour",
+    "stale_encoder",
+    "text_only_step_decays_encoder",
+]
+
+
+class DelayConfig(Section):
+    producer_unit_ms: dict[int, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict, description="Sleep of a producer rank before each unit."
+    )
+    consumer_pack_ms: dict[int, Annotated[float, Field(ge=0)]] = Field(
+        default_factory=dict, description="Sleep of a consumer rank before each pack."
+    )
+
+
+class DebugConfig(Section):
+    delays: DelayConfig = DelayConfig()
+    faults: tuple[Fault, ...] = Field((), description="Faults planted on purpose, to prove that `verify` sees them.")
+
+
+class Config(Section):
+    """One run. `mode` sets placement and exchange together; `allocation.placement` overrides it."""
+
+    run: RunConfig = RunConfig()
+    model: ModelConfig
+    data: DataConfig
+    train: TrainConfig = TrainConfig()
+    producers: ProducersConfig = ProducersConfig()
+    consumers: ConsumersConfig = ConsumersConfig()
+    pool: PoolConfig = PoolConfig()
+    packing: PackingConfig = PackingConfig()
+    allocation: AllocationConfig = AllocationConfig()
+    mode: Literal["flow", "monolithic"] = Field("flow", description="A row of the table of modes.")
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    telemetry: TelemetryConfig = TelemetryConfig()
+    cluster: ClusterConfig = ClusterConfig()
+    debug: DebugConfig = DebugConfig()
+
+    @property
+    def placement(self) -> Literal["colocated", "disaggregated"]:
+        default: Literal["colocated", "disaggregated"] = "colocated" if self.mode == "monolithic" else "disaggregated"
+        return self.allocation.placement or default
+
+    @property
+    def frozen(self) -> frozenset[Module]:
+        return frozenset(Module(name) for name in self.train.freeze)
+
+    @property
+    def max_row_tokens(self) -> int:
+        """A row longer than this is handled by `packing.on_long_row`."""
+        return min(self.data.max_seq_len or self.packing.max_tokens, self.packing.max_tokens)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Config:
+        if self.placement == "colocated":
+            for name, side in (("producers", self.producers), ("consumers", self.consumers)):
+                if (side.num or 1) != 1 or side.layout not in (None, "r1"):
+                    raise ValueError(f"`{name}.num` must be 1 when encoder and backbone share one process (colocated)")
+        return self

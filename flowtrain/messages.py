@@ -1,0 +1,123 @@
+"""The control messages: what the controller asks of a stage, and what the stage answers.
+
+Every message is a call and its reply; there is no other traffic between the controller and a stage. Leases travel in
+them (contract C6): an order carries the addresses that its receiver may free, an answer the addresses now written.
+
+    controller                         producer                     consumer
+      EncodeOrder ───────────────────▶ encode ──▶ UnitEncoded
+      PackOrder ─────────────────────────────────────────────────▶ train ──▶ PackTrained
+      BackwardOrder ─────────────────▶ backward ▶ UnitsReturned                (trainable encoder)
+      ReduceOrder ───────────────────▶ reduce ──▶ ReduceReport ◀── reduce ◀──  (once a step, both sides)
+      UpdateOrder ───────────────────▶ update ──▶ UpdateReport ◀── update ◀──
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from flowtrain.types import Address, EmbeddingRef, EncodeUnit, Module, Pack, Phase, SkippedRow, UnitId
+
+
+@dataclass(frozen=True, slots=True)
+class EncodeOrder:
+    """Encode one unit and put the features of each sample into your segment.
+
+    `free` is applied to the arena, in order, before anything is allocated. `keep_graph`: a backward will follow.
+    """
+
+    unit: EncodeUnit
+    version: int
+    keep_graph: bool
+    free: tuple[Address, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class UnitEncoded:
+    """One `EmbeddingRef` per sample of the unit, in unit order; a row found bad has no ref and is listed in `bad`."""
+
+    unit: UnitId
+    producer: int
+    refs: tuple[EmbeddingRef, ...]
+    bad: tuple[SkippedRow, ...]
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class PackOrder:
+    """Run one pack. `masked`: positions of rows found bad (labels masked, zero features). `return_gradients`: write the
+    gradient of each feature over its bytes in the pool before answering."""
+
+    phase: Phase
+    step: int
+    pack: Pack
+    refs: tuple[EmbeddingRef, ...]
+    masked: tuple[int, ...]
+    return_gradients: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackTrained:
+    """Sum of the token losses and number of surviving trained tokens of one pack; all its leases end with this answer."""
+
+    phase: Phase
+    step: int
+    slot: int
+    rank: int
+    loss_sum: float
+    trained_tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardOrder:
+    """Gradients of these units lie in your segment: run their backwards in this order."""
+
+    units: tuple[UnitId, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class UnitsReturned:
+    """The gradients were read; their blocks may be freed by the next order."""
+
+    units: tuple[UnitId, ...]
+    producer: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceOrder:
+    """All packs of the step are done: sum the gradients over the ranks of your side."""
+
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReduceReport:
+    """Σg² per module in float64, of gradients of the *sum* of losses, after the sum over ranks. A module whose parameters no sample
+    reached is absent."""
+
+    step: int
+    square_sums: dict[Module, float] = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateOrder:
+    """Multiply every gradient by `scale` (1 / trained tokens of the step), then by `clip` (≤ 1), and step the optimizer with the
+    learning rate of each module. `gradients_to`: first write the scaled, unclipped gradients and, after the update, the parameters
+    to this folder (verify). `apply` is False when the step is left out (no trained token, or a non-finite gradient)."""
+
+    step: int
+    scale: float
+    clip: float
+    lr: dict[Module, float]
+    apply: bool = True
+    gradients_to: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    step: int
+    version: int
+    max_memory_bytes: int
+    seconds: float
