@@ -33,13 +33,17 @@ class EncodeOrder:
 
 @dataclass(frozen=True, slots=True)
 class UnitEncoded:
-    """One `EmbeddingRef` per sample of the unit, in unit order; a row found bad has no ref and is listed in `bad`."""
+    """One `EmbeddingRef` per sample of the unit, in unit order; a row found bad has no ref and is listed in `bad`.
+
+    `seconds`: spent on the unit; `waited`: idle before it since this producer's last order (stall).
+    """
 
     unit: UnitId
     producer: int
     refs: tuple[EmbeddingRef, ...]
     bad: tuple[SkippedRow, ...]
     seconds: float
+    waited: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +61,10 @@ class PackOrder:
 
 @dataclass(frozen=True, slots=True)
 class PackTrained:
-    """Sum of the token losses and number of surviving trained tokens of one pack; all its leases end with this answer."""
+    """Sum of the token losses and number of surviving trained tokens of one pack; all its leases end with this answer.
+
+    `seconds`: spent on the pack; `waited`: idle before it since this consumer's last order (starvation).
+    """
 
     phase: Phase
     step: int
@@ -66,6 +73,7 @@ class PackTrained:
     loss_sum: float
     trained_tokens: int
     seconds: float
+    waited: float
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,71 @@
+"""How the controller calls stages: one small border, two implementations (`local`, `ray_executor`).
+
+An executor places one stage per rank of the plan, sends it orders and hands back answers. Orders to one rank are executed one after
+the other in the order of `submit`; nothing else is ordered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from flowtrain.plan import RankPlan
+from flowtrain.types import Role
+
+PayloadKey = int
+"""Number of a payload block (see `flowtrain.data.reader`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageSpec:
+    """All that a process needs to build its stage; plain data, sent once.
+
+    Attributes:
+        rank_plan: role, rank, device, threads and segment bytes.
+        world_size: ranks of its side.
+        config_json: the resolved config.
+        weights_dir: folder of the whole model's safetensors.
+        run_dir: the run's folder.
+        store: (host, port) of the side's rendezvous, None for a side of one rank or one that needs no collective.
+        restore: folder of a checkpoint to continue from.
+    """
+
+    rank_plan: RankPlan
+    world_size: int
+    config_json: str
+    weights_dir: str
+    run_dir: str
+    store: tuple[str, int] | None = None
+    restore: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """The outcome of one order. Exactly one of `value` and `error` means something; `payload` is a handle of the block read."""
+
+    role: Role
+    rank: int
+    method: str
+    value: Any
+    error: BaseException | None = None
+    payload: Any = None
+
+
+class Executor(Protocol):
+    """Processes of a run. Every wait has a time-out; a dead process shows as an `Answer` with a `LostProcessError`."""
+
+    def start(self, ranks: Sequence[RankPlan]) -> None:
+        """Places one process per rank; `PlanError` when they cannot all start in time."""
+
+    def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
+        """Sends an order; `payloads` are handles of earlier answers, resolved where the stage runs."""
+
+    def next(self, timeout: float) -> Answer | None:
+        """The next answer, or None after `timeout` seconds without one."""
+
+    def pids(self) -> dict[tuple[Role, int], int]:
+        """Process of each rank."""
+
+    def close(self) -> None:
+        """Ends every process that was started; idempotent."""

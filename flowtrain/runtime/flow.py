@@ -1,0 +1,313 @@
+"""Flow control: which unit is encoded next, which pack runs next, which gradients go home (pure, contract C10).
+
+    Step ──add──▶ ┌───────────────── Flow ─────────────────┐ ──orders()──▶ EncodeOrder, PackOrder, BackwardOrder,
+    answers ────▶ │ units in the order of need · packs ready │              ReduceOrder
+                  └──────────────────────────────────────────┘
+
+| waits | for | woken by |
+|---|---|---|
+| a unit | room in its owner's ring; the update of the step before (trainable encoder) | a pack or backward done; `updated` |
+| a pack | all its units; the packs of its rank before it | `encoded` |
+| a backward | the pack that uses the unit; the units before it on that producer | `trained` |
+| a reduce | all orders of the step to that rank being sent | any of the above |
+
+Invariants: orders to one rank are executed in the order in which they are sent; a rank has at most `DEPTH` orders of each kind in
+flight; a unit is reserved in the order of need and never past one that does not fit; every block reserved is released once.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from flowtrain.messages import (
+    BackwardOrder,
+    EncodeOrder,
+    PackOrder,
+    PackTrained,
+    ReduceOrder,
+    UnitEncoded,
+    UnitsReturned,
+)
+from flowtrain.pool.directory import Directory
+from flowtrain.types import Address, EmbeddingRef, EncodeUnit, Pack, Phase, Role, SampleMeta, SkippedRow, Step, UnitId
+
+DEPTH = 2
+"""Orders in flight to one rank: one running and one waiting hides the round trip of a call."""
+
+READY_AHEAD = 2
+"""Packs ready per consumer rank beyond which a producer prefers returning gradients to encoding more."""
+
+Order = EncodeOrder | PackOrder | BackwardOrder | ReduceOrder
+StepKey = tuple[Phase, int]
+
+
+@dataclass(slots=True)
+class _StepState:
+    """What is left to do of one step."""
+
+    step: Step
+    packs_left: int
+    units_left: int
+    reduce_sent: set[tuple[Role, int]] = field(default_factory=set)
+    bad: dict[int, SkippedRow] = field(default_factory=dict)
+
+
+@dataclass(slots=True)
+class _PackState:
+    pack: Pack
+    key: StepKey
+    missing: set[UnitId]
+    refs: dict[int, EmbeddingRef] = field(default_factory=dict)
+
+
+class Flow:
+    """See the module's page. `payload_bytes(sample)` is the size of a sample's block; `directory` mirrors the segments."""
+
+    def __init__(
+        self,
+        directory: Directory,
+        *,
+        num_producers: int,
+        num_consumers: int,
+        trainable_encoder: bool,
+        reduced_roles: frozenset[Role],
+        payload_bytes: Callable[[SampleMeta], int],
+        version: int = 0,
+    ) -> None:
+        self.directory = directory
+        self.num_producers = num_producers
+        self.num_consumers = num_consumers
+        self.trainable_encoder = trainable_encoder
+        self.reduced_roles = reduced_roles
+        self.payload_bytes = payload_bytes
+        self.version = version
+        self._steps: dict[StepKey, _StepState] = {}
+        self._units: deque[tuple[StepKey, EncodeUnit]] = deque()
+        self._packs: list[deque[_PackState]] = [deque() for _ in range(num_consumers)]
+        self._pack_of_unit: dict[UnitId, _PackState] = {}
+        self._pack_in_flight: dict[tuple[StepKey, int, int], _PackState] = {}
+        self._owner: dict[UnitId, int] = {}
+        self._to_return: list[deque[UnitId]] = [deque() for _ in range(num_producers)]
+        self._returnable: set[UnitId] = set()
+        self._encodes_in_flight = [0] * num_producers
+        self._backwards_in_flight = [0] * num_producers
+        self._packs_in_flight = [0] * num_consumers
+        self._frees: list[list[Address]] = [[] for _ in range(num_producers)]
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def add(self, step: Step) -> None:
+        """Append a step (or an evaluation pass) to the order of need."""
+        key = (step.phase, step.index)
+        units = [unit for pack in step.packs for unit in pack.units]
+        self._steps[key] = _StepState(step, packs_left=len(step.packs), units_left=len(units))
+        for pack in step.packs:
+            state = _PackState(pack, key, {unit.id for unit in pack.units})
+            self._packs[pack.rank].append(state)
+            for unit in pack.units:
+                self._units.append((key, unit))
+                self._pack_of_unit[unit.id] = state
+
+    def encoded(self, answer: UnitEncoded) -> None:
+        state = self._pack_of_unit[answer.unit]
+        self._encodes_in_flight[answer.producer] -= 1
+        self.directory.written(answer.refs)
+        for ref in answer.refs:
+            state.refs[ref.position] = ref
+        step = self._steps[state.key]
+        step.bad.update({row.position: row for row in answer.bad})
+        state.missing.discard(answer.unit)
+
+    def trained(self, answer: PackTrained) -> None:
+        key = (answer.phase, answer.step)
+        state = self._pack_in_flight.pop((key, answer.slot, answer.rank))
+        self._packs_in_flight[answer.rank] -= 1
+        step = self._steps[key]
+        step.packs_left -= 1
+        returning = self._returns_gradients(key)
+        for unit in state.pack.units:
+            refs = [state.refs[s.position] for s in unit.samples if s.position in state.refs]
+            if returning and refs:
+                self.directory.gradient_written(refs)
+                self._returnable.add(unit.id)
+            else:
+                if returning:
+                    self._to_return[self._owner[unit.id]].remove(unit.id)
+                self._release(key, unit.id)
+
+    def returned(self, answer: UnitsReturned) -> None:
+        self._backwards_in_flight[answer.producer] -= 1
+        for unit in answer.units:
+            self._release(self._pack_of_unit[unit].key, unit)
+
+    def update_sent(self, step: int) -> None:
+        """The update of a step is on its way to every rank: what comes behind it sees the new version."""
+        self.version = step
+
+    def finished(self, key: StepKey) -> bool:
+        """Whether every pack, gradient and reduce order of the step is done or sent."""
+        state = self._steps[key]
+        return state.packs_left == 0 and state.units_left == 0
+
+    def forget(self, key: StepKey) -> Step:
+        """Drop a finished step; returns it."""
+        assert self.finished(key), f"step {key} is not finished: {self.waiting()}"
+        state = self._steps.pop(key)
+        for pack in state.step.packs:
+            for unit in pack.units:
+                del self._pack_of_unit[unit.id], self._owner[unit.id]
+        return state.step
+
+    def bad_rows(self, key: StepKey) -> Mapping[int, SkippedRow]:
+        """Rows of the step found bad at decode, by position."""
+        return self._steps[key].bad
+
+    # --- commands -----------------------------------------------------------------------------------------------------
+
+    def orders(self) -> Iterator[tuple[Role, int, Order]]:
+        """Everything that may be sent now, in the order in which to send it."""
+        yield from self._pack_orders()
+        yield from self._backward_orders()
+        yield from self._encode_orders()
+        yield from self._backward_orders(only_if_encoded_enough=False)
+        yield from self._reduce_orders()
+
+    def _pack_orders(self) -> Iterator[tuple[Role, int, Order]]:
+        for rank, packs in enumerate(self._packs):
+            while packs and not packs[0].missing and self._packs_in_flight[rank] < DEPTH:
+                state = packs[0]
+                if not self._may_run(state.key):
+                    break
+                packs.popleft()
+                self._packs_in_flight[rank] += 1
+                pack, bad = state.pack, self._steps[state.key].bad
+                refs = tuple(state.refs[s.position] for s in pack.samples if s.position in state.refs)
+                self.directory.lease(refs)
+                self._pack_in_flight[state.key, pack.slot, pack.rank] = state
+                phase, index = state.key
+                masked = tuple(s.position for s in pack.samples if s.position in bad)
+                yield Role.CONSUMER, rank, PackOrder(
+                    phase, index, pack, refs, masked, return_gradients=self._returns_gradients(state.key)
+                )
+
+    def _encode_orders(self) -> Iterator[tuple[Role, int, Order]]:
+        for rank, frees in enumerate(self._frees):
+            frees.extend(self.directory.frees(rank))
+        blocked: set[int] = set()
+        kept: list[tuple[StepKey, EncodeUnit]] = []
+        while self._units and len(blocked) < self.num_producers:
+            key, unit = self._units[0]
+            if not self._may_encode(key):
+                break
+            sizes = [self.payload_bytes(sample) for sample in unit.samples]
+            owner = self._choose_owner(unit, sizes, blocked)
+            if owner is None:
+                if unit.producer is None:
+                    break  # the oldest unit fits nowhere: nothing may pass it
+                blocked.add(unit.producer)
+                kept.append(self._units.popleft())
+                continue
+            self._units.popleft()
+            reserved = self.directory.reserve(owner, unit.id, sizes)
+            assert reserved, "room was checked before"
+            frees, self._frees[owner] = tuple(self._frees[owner]), []
+            self._owner[unit.id] = owner
+            self._encodes_in_flight[owner] += 1
+            keep_graph = self._returns_gradients(key)
+            if keep_graph:
+                self._to_return[owner].append(unit.id)
+            yield Role.PRODUCER, owner, EncodeOrder(unit, self.version, keep_graph, frees)
+        self._units.extendleft(reversed(kept))
+
+    def _choose_owner(self, unit: EncodeUnit, sizes: list[int], blocked: set[int]) -> int | None:
+        """The fixed producer, or the one with the fewest orders in flight; None when it must wait."""
+        candidates = [unit.producer] if unit.producer is not None else list(range(self.num_producers))
+        free = [
+            rank
+            for rank in candidates
+            if rank not in blocked and self._encodes_in_flight[rank] < DEPTH and self.directory.room(rank, sizes)
+        ]
+        return min(free, key=lambda rank: (self._encodes_in_flight[rank], rank), default=None)
+
+    def _backward_orders(self, only_if_encoded_enough: bool = True) -> Iterator[tuple[Role, int, Order]]:
+        if only_if_encoded_enough and self._ready_packs() < READY_AHEAD * self.num_consumers:
+            return
+        for rank, waiting in enumerate(self._to_return):
+            if self._backwards_in_flight[rank] + self._encodes_in_flight[rank] >= DEPTH:
+                continue
+            units: list[UnitId] = []
+            while waiting and waiting[0] in self._returnable:
+                units.append(waiting.popleft())
+            if units:
+                self._returnable.difference_update(units)
+                self._backwards_in_flight[rank] += 1
+                yield Role.PRODUCER, rank, BackwardOrder(tuple(units))
+
+    def _reduce_orders(self) -> Iterator[tuple[Role, int, Order]]:
+        key = self._current_train_step()
+        if key is None:
+            return
+        state = self._steps[key]
+        for rank in range(self.num_consumers):
+            unsent = any(pack.key == key for pack in self._packs[rank])
+            if not unsent:
+                yield from self._reduce_once(state, Role.CONSUMER, rank)
+        if state.packs_left:
+            return
+        for rank in range(self.num_producers):
+            unsent = any(self._pack_of_unit[unit].key == key for unit in self._to_return[rank])
+            if not unsent:
+                yield from self._reduce_once(state, Role.PRODUCER, rank)
+
+    def _reduce_once(self, state: _StepState, role: Role, rank: int) -> Iterator[tuple[Role, int, Order]]:
+        if role in self.reduced_roles and (role, rank) not in state.reduce_sent:
+            state.reduce_sent.add((role, rank))
+            yield role, rank, ReduceOrder(state.step.index)
+
+    # --- rules --------------------------------------------------------------------------------------------------------
+
+    def _returns_gradients(self, key: StepKey) -> bool:
+        return self.trainable_encoder and key[0] is Phase.TRAIN
+
+    def _current_train_step(self) -> StepKey | None:
+        """The oldest step whose update has not been sent, unless an evaluation pass comes before it."""
+        for key in self._steps:
+            if key[0] is Phase.TRAIN and key[1] > self.version:
+                return key
+            if not self.finished(key):
+                return None
+        return None
+
+    def _may_run(self, key: StepKey) -> bool:
+        """A pack runs only when every update before its step has been sent to its rank."""
+        phase, index = key
+        return self.version >= (index if phase is Phase.EVAL else index - 1)
+
+    def _may_encode(self, key: StepKey) -> bool:
+        return self._may_run(key) if self.trainable_encoder else True
+
+    def _ready_packs(self) -> int:
+        return sum(1 for packs in self._packs for state in packs if not state.missing) + sum(self._packs_in_flight)
+
+    def _release(self, key: StepKey, unit: UnitId) -> None:
+        self.directory.release(unit)
+        self._steps[key].units_left -= 1
+
+    def waiting(self) -> str:
+        """Who waits for whom, for the message of a time-out."""
+        parts = []
+        if self._units:
+            key, unit = self._units[0]
+            why = "room in the pool" if self._may_encode(key) else f"the update of step {key[1] - 1}"
+            parts.append(f"unit {tuple(unit.id)} waits for {why}")
+        for rank, packs in enumerate(self._packs):
+            if packs and packs[0].missing:
+                owners = sorted({str(self._owner.get(unit, "unsent")) for unit in packs[0].missing})
+                parts.append(f"consumer {rank} waits for units of producer {', '.join(owners)}")
+        busy = [f"producer {r}" for r, n in enumerate(self._encodes_in_flight) if n]
+        busy += [f"producer {r} (backward)" for r, n in enumerate(self._backwards_in_flight) if n]
+        busy += [f"consumer {r}" for r, n in enumerate(self._packs_in_flight) if n]
+        parts.append("in flight: " + (", ".join(busy) or "nothing"))
+        return "; ".join(parts)
