@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple, NewType
+from typing import Literal, NamedTuple, NewType
 
 Address = NewType("Address", int)
 """A place in the pool's 64-bit address space; `flowtrain.pool.address` takes it apart."""
@@ -33,6 +33,20 @@ class Module(StrEnum):
 class Phase(StrEnum):
     TRAIN = "train"
     EVAL = "eval"
+
+
+class Cut(StrEnum):
+    """Where the model is cut in two (contract C4): `BEFORE_PROJECTOR` when a frozen encoder feeds a trainable projector."""
+
+    AFTER_PROJECTOR = "after-projector"
+    BEFORE_PROJECTOR = "before-projector"
+
+
+class FeatureSpec(NamedTuple):
+    """One tensor that crosses the cut: one row of `width` numbers for each visual token, or for each patch."""
+
+    rows: Literal["token", "patch"]
+    width: int
 
 
 @dataclass(frozen=True, slots=True)
