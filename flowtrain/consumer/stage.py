@@ -1,0 +1,117 @@
+"""The backbone side of a run: one process that runs packs, forward and backward, on features it reads from the pool.
+
+    PackOrder + payload blocks ──▶ token ids, labels ─┐
+    pool.get(ref): views, no copy ────────────────────┴─▶ loss ─▶ backward ─▶ gradients over the features ─▶ PackTrained
+    ReduceOrder, UpdateOrder ──▶ `flowtrain.update`
+
+A row found bad at decode keeps its place in the pack and takes no part in the computation: samples of a pack never see each other,
+so this equals masked labels and zero features, and leaves `grad` None where a plain loop over the surviving rows would (C2, C3).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from flowtrain.config.schema import Config
+from flowtrain.data.reader import PayloadBlock
+from flowtrain.messages import PackOrder, PackTrained, ReduceOrder, ReduceReport, UpdateOrder, UpdateReport
+from flowtrain.models.backbone import BackboneHalf, PackSample
+from flowtrain.pool.client import PoolClient
+from flowtrain.types import EmbeddingRef, Phase, SampleMeta
+from flowtrain.update.peak import peak_memory_bytes
+from flowtrain.update.updater import Updater
+
+
+@dataclass(slots=True)
+class ConsumerStage:
+    """`updater` is None when nothing on this side trains."""
+
+    rank: int
+    config: Config
+    backbone: BackboneHalf
+    pool: PoolClient
+    updater: Updater | None
+    device: torch.device
+    version: int = 0
+    _idle_since: float = field(default_factory=time.perf_counter)
+
+    def train(self, order: PackOrder, blocks: Sequence[int], *payloads: PayloadBlock) -> PackTrained:
+        """Run one pack; an evaluation pack stops after the loss. `blocks` number the `payloads`."""
+        start = time.perf_counter()
+        waited = start - self._idle_since
+        delay_ms = self.config.debug.delays.consumer_pack_ms.get(self.rank, 0.0)
+        if delay_ms:
+            time.sleep(delay_ms / 1000)
+        pack = order.pack
+        tokens = dict(zip(blocks, payloads, strict=True))
+        refs = {ref.position: ref for ref in order.refs}
+        survivors = [sample for sample in pack.samples if sample.position not in order.masked]
+        samples = [self._sample(sample, tokens[sample.block], refs.get(sample.position), order) for sample in survivors]
+        loss_sum, trained = 0.0, 0
+        if samples:
+            with torch.set_grad_enabled(order.phase is Phase.TRAIN):
+                neighbours = "sample_sees_neighbour" in self.config.debug.faults and order.phase is Phase.TRAIN
+                loss, trained = self.backbone.loss(samples, neighbours_visible=neighbours)
+            loss_sum = float(loss.detach().double())
+            if order.phase is Phase.TRAIN and loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+        if order.return_gradients:
+            for sample, inputs in zip(survivors, samples, strict=True):
+                if inputs.features is not None:
+                    self._return(refs[sample.position], inputs.features)
+        self._idle_since = time.perf_counter()
+        return PackTrained(
+            order.phase, order.step, pack.slot, self.rank, loss_sum, trained, self._idle_since - start, waited
+        )
+
+    def reduce(self, order: ReduceOrder) -> ReduceReport:
+        assert self.updater is not None, "nothing trains on the consumer side"
+        start = time.perf_counter()
+        return ReduceReport(order.step, self.updater.reduce(), time.perf_counter() - start)
+
+    def update(self, order: UpdateOrder) -> UpdateReport:
+        assert self.updater is not None, "nothing trains on the consumer side"
+        start = time.perf_counter()
+        self.updater.update(order)
+        self.version = order.step
+        self._idle_since = time.perf_counter()
+        return UpdateReport(order.step, self.version, peak_memory_bytes(), self._idle_since - start)
+
+    def save(self, folder: str) -> None:
+        """Write parameters and optimizer of this side (rank 0; every rank holds the same)."""
+        if self.updater is not None:
+            self.updater.save(Path(folder) / "consumer")
+
+    def close(self) -> None:
+        self.pool.close()
+
+    def _sample(
+        self, sample: SampleMeta, block: PayloadBlock, ref: EmbeddingRef | None, order: PackOrder
+    ) -> PackSample:
+        tokens = block.sample(sample.index)
+        features = None
+        if ref is not None:
+            assert ref.unit.step == order.step, f"features of step {ref.unit.step} offered to step {order.step}"
+            views = self.pool.get(ref)
+            features = tuple(view.to(self.device).detach().requires_grad_(order.return_gradients) for view in views)
+        assert (features is None) == (sample.vision_tokens == 0), f"sample {sample.id} has images and no features"
+        return PackSample(
+            torch.as_tensor(tokens.input_ids, device=self.device),
+            torch.as_tensor(tokens.labels, device=self.device),
+            features,
+            None if ref is None else torch.tensor(ref.grids, dtype=torch.long, device=self.device),
+        )
+
+    def _return(self, ref: EmbeddingRef, features: tuple[torch.Tensor, ...]) -> None:
+        """A gradient overwrites the bytes of its feature; no gradient means zero."""
+        self.pool.put_gradient(ref, [torch.zeros_like(f) if f.grad is None else f.grad for f in features])
+
+
+def block_numbers(order: PackOrder) -> tuple[int, ...]:
+    """Payload blocks that a pack needs, in ascending order."""
+    return tuple(sorted({sample.block for sample in order.pack.samples}))

@@ -1,0 +1,60 @@
+"""Faults that a producer plants on purpose (`debug.faults`), so that `flowtrain verify` can be seen to find them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from flowtrain.models.encoder import EncoderHalf
+from flowtrain.types import EmbeddingRef, Module
+
+
+def swap_images(inputs: Sequence[Mapping[str, torch.Tensor]]) -> bool:
+    """Exchange the pixels of two different images with the same grid; returns whether there were such two."""
+    seen: dict[tuple[int, ...], list[torch.Tensor]] = {}
+    for sample in inputs:
+        start = 0
+        for grid in sample["image_grid_thw"].tolist():
+            patches = int(grid[0] * grid[1] * grid[2])
+            pixels = sample["pixel_values"][start : start + patches]
+            start += patches
+            for other in seen.setdefault(tuple(grid), []):
+                if not torch.equal(other, pixels):
+                    kept = other.clone()
+                    other.copy_(pixels)
+                    pixels.copy_(kept)
+                    return True
+            seen[tuple(grid)].append(pixels)
+    return False
+
+
+def drop_image_gradient(ref: EmbeddingRef, gradients: Sequence[torch.Tensor]) -> None:
+    """Zero the gradient of the first image of a sample, in place."""
+    patches = [frames * rows * columns for frames, rows, columns in ref.grids]
+    for gradient in gradients:
+        gradient[: gradient.shape[0] * patches[0] // sum(patches)] = 0
+
+
+def double_encoder_gradient(encoder: EncoderHalf) -> None:
+    modules = encoder.module_of()
+    for name, parameter in encoder.parameters_by_name().items():
+        if modules[name] is Module.ENCODER and parameter.grad is not None:
+            parameter.grad.mul_(2)
+
+
+@contextmanager
+def stale_parameters(encoder: EncoderHalf, stale: Mapping[str, torch.Tensor] | None) -> Iterator[None]:
+    """Run with the parameters of the version before; does nothing when `stale` is None."""
+    if stale is None:
+        yield
+        return
+    current = {name: parameter.data for name, parameter in encoder.parameters_by_name().items()}
+    for name, parameter in encoder.parameters_by_name().items():
+        parameter.data = stale[name]
+    try:
+        yield
+    finally:
+        for name, parameter in encoder.parameters_by_name().items():
+            parameter.data = current[name]

@@ -1,0 +1,181 @@
+"""The encoder side of a run: one process that encodes units into its own segment and takes gradients back.
+
+    EncodeOrder ──▶ free blocks ──▶ decode, preprocess ──▶ encode ──▶ put, one block a sample ──▶ UnitEncoded
+    BackwardOrder ──▶ read gradients from the blocks ──▶ backward, unit by unit ──▶ UnitsReturned
+    ReduceOrder, UpdateOrder ──▶ `flowtrain.update`
+
+Invariants: blocks are allocated in the order of the unit's samples, one for each, bad rows included (the controller's ring does the
+same); backwards run in the order of the order; between two updates every unit is encoded with the same parameters.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from flowtrain.config.schema import Config
+from flowtrain.data.images import BadImage, EncoderInputs
+from flowtrain.errors import DataError
+from flowtrain.messages import (
+    BackwardOrder,
+    EncodeOrder,
+    ReduceOrder,
+    ReduceReport,
+    UnitEncoded,
+    UnitsReturned,
+    UpdateOrder,
+    UpdateReport,
+)
+from flowtrain.models.encoder import EncoderHalf
+from flowtrain.pool.client import PoolClient
+from flowtrain.producer import faults
+from flowtrain.shapes import feature_specs, payload_bytes
+from flowtrain.types import EmbeddingRef, EncodeUnit, FeatureSpec, Phase, SampleMeta, SkippedRow, UnitId
+from flowtrain.update.peak import peak_memory_bytes
+from flowtrain.update.updater import Updater
+
+Inputs = Mapping[str, torch.Tensor]
+Features = tuple[torch.Tensor, ...]
+
+
+@dataclass(slots=True)
+class _Kept:
+    """What the backward of a unit needs: its graph (`keep`) or its inputs (`recompute`)."""
+
+    refs: tuple[EmbeddingRef, ...]
+    features: list[Features] | None
+    inputs: list[Inputs]
+
+
+@dataclass(slots=True)
+class ProducerStage:
+    """`updater` is None when nothing on this side trains; `sources` holds the images of each phase."""
+
+    rank: int
+    config: Config
+    encoder: EncoderHalf
+    pool: PoolClient
+    sources: Mapping[Phase, EncoderInputs]
+    updater: Updater | None
+    features: tuple[FeatureSpec, ...]
+    version: int = 0
+    _kept: dict[UnitId, _Kept] = field(default_factory=dict)
+    _stale: dict[str, torch.Tensor] | None = None
+    _swapped: bool = False
+    _idle_since: float = field(default_factory=time.perf_counter)
+
+    def encode(self, order: EncodeOrder) -> UnitEncoded:
+        """Encode the rows whose images can be used; a row that cannot is reported, its block stays unused."""
+        start = time.perf_counter()
+        waited = start - self._idle_since
+        self._sleep()
+        self.pool.free(order.free)
+        unit = order.unit
+        inputs, bad = self._load(unit)
+        planted = self.config.debug.faults
+        if "images_swapped" in planted and not self._swapped:
+            self._swapped = faults.swap_images([inputs[s.position] for s in unit.samples if s.position in inputs])
+        good = [sample for sample in unit.samples if sample.position in inputs]
+        encoded = self._encode([inputs[s.position] for s in good], grad=order.keep_graph and self._keeps_graph)
+        by_position = dict(zip((s.position for s in good), encoded, strict=True))
+        refs = tuple(
+            ref for sample in unit.samples if (ref := self._put(unit, sample, by_position, inputs)) is not None
+        )
+        if order.keep_graph and refs:
+            graph = encoded if self._keeps_graph else None
+            self._kept[unit.id] = _Kept(refs, graph, [] if graph else [inputs[s.position] for s in good])
+        self._idle_since = time.perf_counter()
+        return UnitEncoded(unit.id, self.rank, refs, tuple(bad), self._idle_since - start, waited)
+
+    def backward(self, order: BackwardOrder) -> UnitsReturned:
+        """Run the backwards of these units, in this order, on the gradients that lie over their features."""
+        start = time.perf_counter()
+        for unit in order.units:
+            kept = self._kept.pop(unit)
+            features = kept.features or self._encode(kept.inputs, grad=True)
+            gradients = [self.pool.gradients(ref) for ref in kept.refs]
+            if "image_gradient_dropped" in self.config.debug.faults and unit.step == 1 and unit.number == 0:
+                faults.drop_image_gradient(kept.refs[0], gradients[0])
+            pairs = [
+                (feature, gradient.to(feature.device, feature.dtype))
+                for of_sample, grads in zip(features, gradients, strict=True)
+                for feature, gradient in zip(of_sample, grads, strict=True)
+                if feature.requires_grad
+            ]
+            torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
+        self._idle_since = time.perf_counter()
+        return UnitsReturned(order.units, self.rank, self._idle_since - start)
+
+    def reduce(self, order: ReduceOrder) -> ReduceReport:
+        assert self.updater is not None, "nothing trains on the producer side"
+        assert not self._kept, f"reduce of step {order.step} before the backward of {list(self._kept)}"
+        start = time.perf_counter()
+        if "encoder_gradient_doubled" in self.config.debug.faults:
+            faults.double_encoder_gradient(self.encoder)
+        return ReduceReport(order.step, self.updater.reduce(), time.perf_counter() - start)
+
+    def update(self, order: UpdateOrder) -> UpdateReport:
+        assert self.updater is not None, "nothing trains on the producer side"
+        start = time.perf_counter()
+        if "stale_encoder" in self.config.debug.faults:
+            self._stale = {name: p.detach().clone() for name, p in self.encoder.parameters_by_name().items()}
+        self.updater.update(order)
+        self.version = order.step
+        self._idle_since = time.perf_counter()
+        return UpdateReport(order.step, self.version, peak_memory_bytes(), self._idle_since - start)
+
+    def save(self, folder: str) -> None:
+        """Write parameters and optimizer of this side (rank 0; every rank holds the same)."""
+        if self.updater is not None:
+            self.updater.save(Path(folder) / "producer")
+
+    def close(self) -> None:
+        self._kept.clear()
+        self.pool.close()
+
+    @property
+    def _keeps_graph(self) -> bool:
+        return self.config.producers.backward == "keep"
+
+    def _load(self, unit: EncodeUnit) -> tuple[dict[int, Inputs], list[SkippedRow]]:
+        inputs: dict[int, Inputs] = {}
+        bad: list[SkippedRow] = []
+        for sample in unit.samples:
+            try:
+                inputs[sample.position] = self.sources[unit.id.phase].load(sample)
+            except BadImage as error:
+                if self.config.data.on_bad_sample == "error":
+                    raise DataError(
+                        f"row {sample.id}: {error.detail} ({error.reason}); repair it, or set data.on_bad_sample: skip"
+                    ) from error
+                bad.append(SkippedRow(sample.position, sample.row, sample.id, error.reason, error.detail))
+        return inputs, bad
+
+    def _encode(self, inputs: list[Inputs], grad: bool) -> list[Features]:
+        if not inputs:
+            return []
+        with torch.set_grad_enabled(grad), faults.stale_parameters(self.encoder, self._stale):
+            return self.encoder.encode(inputs)
+
+    def _put(
+        self, unit: EncodeUnit, sample: SampleMeta, encoded: Mapping[int, Features], inputs: Mapping[int, Inputs]
+    ) -> EmbeddingRef | None:
+        dtype = self.config.model.dtype
+        specs = feature_specs(self.features, dtype, sample.vision_tokens, sample.patches)
+        num_bytes = payload_bytes(self.features, dtype, sample.vision_tokens, sample.patches)
+        tensors = encoded.get(sample.position)
+        address = self.pool.put(sample.position, self.version, specs, num_bytes, tensors)
+        if tensors is None:
+            return None
+        grids = tuple((int(t), int(h), int(w)) for t, h, w in inputs[sample.position].get("image_grid_thw", ()))
+        return EmbeddingRef(sample.position, unit.id, address, num_bytes, specs, grids, self.version)
+
+    def _sleep(self) -> None:
+        """A planted delay (`debug.delays`), to show that nothing depends on timing."""
+        delay_ms = self.config.debug.delays.producer_unit_ms.get(self.rank, 0.0)
+        if delay_ms:
+            time.sleep(delay_ms / 1000)
