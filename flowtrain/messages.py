@@ -58,6 +58,11 @@ class PackOrder:
     masked: tuple[int, ...]
     return_gradients: bool
 
+    @property
+    def blocks(self) -> tuple[int, ...]:
+        """Numbers of the payload blocks that hold its token ids, ascending."""
+        return tuple(sorted({sample.block for sample in self.pack.samples}))
+
 
 @dataclass(frozen=True, slots=True)
 class PackTrained:

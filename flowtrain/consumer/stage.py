@@ -4,14 +4,14 @@
     pool.get(ref): views, no copy ────────────────────┴─▶ loss ─▶ backward ─▶ gradients over the features ─▶ PackTrained
     ReduceOrder, UpdateOrder ──▶ `flowtrain.update`
 
-A row found bad at decode keeps its place in the pack and takes no part in the computation: samples of a pack never see each other,
-so this equals masked labels and zero features, and leaves `grad` None where a plain loop over the surviving rows would (C2, C3).
+A row found bad at decode keeps its place in the pack and takes no part in the computation: samples of a pack never see
+each other, so this equals masked labels and zero features, and leaves `grad` None where a plain loop over the surviving
+rows would (C2, C3).
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,15 +40,15 @@ class ConsumerStage:
     version: int = 0
     _idle_since: float = field(default_factory=time.perf_counter)
 
-    def train(self, order: PackOrder, blocks: Sequence[int], *payloads: PayloadBlock) -> PackTrained:
-        """Run one pack; an evaluation pack stops after the loss. `blocks` number the `payloads`."""
+    def train(self, order: PackOrder, *payloads: PayloadBlock) -> PackTrained:
+        """Run one pack; an evaluation pack stops after the loss. `payloads`: those of `order.blocks`."""
         start = time.perf_counter()
         waited = start - self._idle_since
         delay_ms = self.config.debug.delays.consumer_pack_ms.get(self.rank, 0.0)
         if delay_ms:
             time.sleep(delay_ms / 1000)
         pack = order.pack
-        tokens = dict(zip(blocks, payloads, strict=True))
+        tokens = dict(zip(order.blocks, payloads, strict=True))
         refs = {ref.position: ref for ref in order.refs}
         survivors = [sample for sample in pack.samples if sample.position not in order.masked]
         samples = [self._sample(sample, tokens[sample.block], refs.get(sample.position), order) for sample in survivors]
@@ -110,8 +110,3 @@ class ConsumerStage:
     def _return(self, ref: EmbeddingRef, features: tuple[torch.Tensor, ...]) -> None:
         """A gradient overwrites the bytes of its feature; no gradient means zero."""
         self.pool.put_gradient(ref, [torch.zeros_like(f) if f.grad is None else f.grad for f in features])
-
-
-def block_numbers(order: PackOrder) -> tuple[int, ...]:
-    """Payload blocks that a pack needs, in ascending order."""
-    return tuple(sorted({sample.block for sample in order.pack.samples}))

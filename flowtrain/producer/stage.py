@@ -4,8 +4,9 @@
     BackwardOrder ──▶ read gradients from the blocks ──▶ backward, unit by unit ──▶ UnitsReturned
     ReduceOrder, UpdateOrder ──▶ `flowtrain.update`
 
-Invariants: blocks are allocated in the order of the unit's samples, one for each, bad rows included (the controller's ring does the
-same); backwards run in the order of the order; between two updates every unit is encoded with the same parameters.
+Invariants: blocks are allocated in the order of the unit's samples, one for each, bad rows included (the controller's
+ring does the same); backwards run in the order of the order; between two updates every unit is encoded with the same
+parameters.
 """
 
 from __future__ import annotations

@@ -64,6 +64,9 @@ class Executor(Protocol):
     def next(self, timeout: float) -> Answer | None:
         """The next answer, or None after `timeout` seconds without one."""
 
+    def wake(self) -> None:
+        """Makes a waiting `next` return None now; safe in a signal handler."""
+
     def pids(self) -> dict[tuple[Role, int], int]:
         """Process of each rank."""
 

@@ -50,6 +50,7 @@ class _StepState:
     step: Step
     packs_left: int
     units_left: int
+    begun: bool = False
     reduce_sent: set[tuple[Role, int]] = field(default_factory=set)
     bad: dict[int, SkippedRow] = field(default_factory=dict)
 
@@ -160,6 +161,10 @@ class Flow:
                 del self._pack_of_unit[unit.id], self._owner[unit.id]
         return state.step
 
+    def begun(self, key: StepKey) -> bool:
+        """Whether any order of the step has been sent."""
+        return key in self._steps and self._steps[key].begun
+
     def bad_rows(self, key: StepKey) -> Mapping[int, SkippedRow]:
         """Rows of the step found bad at decode, by position."""
         return self._steps[key].bad
@@ -182,14 +187,17 @@ class Flow:
                     break
                 packs.popleft()
                 self._packs_in_flight[rank] += 1
+                self._steps[state.key].begun = True
                 pack, bad = state.pack, self._steps[state.key].bad
                 refs = tuple(state.refs[s.position] for s in pack.samples if s.position in state.refs)
                 self.directory.lease(refs)
                 self._pack_in_flight[state.key, pack.slot, pack.rank] = state
                 phase, index = state.key
                 masked = tuple(s.position for s in pack.samples if s.position in bad)
-                yield Role.CONSUMER, rank, PackOrder(
-                    phase, index, pack, refs, masked, return_gradients=self._returns_gradients(state.key)
+                yield (
+                    Role.CONSUMER,
+                    rank,
+                    PackOrder(phase, index, pack, refs, masked, return_gradients=self._returns_gradients(state.key)),
                 )
 
     def _encode_orders(self) -> Iterator[tuple[Role, int, Order]]:
@@ -215,6 +223,7 @@ class Flow:
             frees, self._frees[owner] = tuple(self._frees[owner]), []
             self._owner[unit.id] = owner
             self._encodes_in_flight[owner] += 1
+            self._steps[key].begun = True
             keep_graph = self._returns_gradients(key)
             if keep_graph:
                 self._to_return[owner].append(unit.id)

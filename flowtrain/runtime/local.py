@@ -37,6 +37,9 @@ class LocalExecutor:
             return Answer(role, rank, method, None, error)
         return Answer(role, rank, method, value, payload=payload)
 
+    def wake(self) -> None:
+        """Nothing ever waits here."""
+
     def pids(self) -> dict[tuple[Role, int], int]:
         return dict.fromkeys(self._slots, os.getpid())
 

@@ -66,11 +66,22 @@ class StepEnd:
     def done(self) -> bool:
         return self.updates.keys() == self.ranks
 
+    @property
+    def trained_tokens(self) -> int:
+        return sum(answer.trained_tokens for answer in self.packs.values())
+
+    def loss(self) -> float:
+        """Mean loss over the trained tokens, summed slot by slot, rank by rank; call once all packs are in."""
+        ordered = [self.packs[pack.slot, pack.rank] for pack in self.step.packs]
+        return sum(answer.loss_sum for answer in ordered) / self._denominator
+
+    @property
+    def _denominator(self) -> int:
+        return max(self.trained_tokens + self.denominator_offset, 1)
+
     def result(self) -> StepResult:
         """Loss and norms of the step; call once `ready`."""
-        ordered = [self.packs[pack.slot, pack.rank] for pack in self.step.packs]
-        trained_tokens = sum(answer.trained_tokens for answer in ordered)
-        denominator = max(trained_tokens + self.denominator_offset, 1)
+        loss, trained_tokens, denominator = self.loss(), self.trained_tokens, self._denominator
         square_sums: dict[Module, float] = {}
         for role in (Role.PRODUCER, Role.CONSUMER):
             reports = [report for (side, _), report in sorted(self.reports.items()) if side is role]
@@ -81,7 +92,6 @@ class StepEnd:
             assert all(repr(r.square_sums) == repr(reports[0].square_sums) for r in reports), (
                 f"ranks of the {role} side disagree on their gradients: {[r.square_sums for r in reports]}"
             )
-        loss = sum(answer.loss_sum for answer in ordered) / denominator
         norm = math.sqrt(sum(square_sums.values()))
         finite = math.isfinite(loss) and math.isfinite(norm)
         applied = finite and trained_tokens > 0
@@ -89,5 +99,4 @@ class StepEnd:
         return StepResult(loss, trained_tokens, square_sums, clip, applied, finite)
 
     def order(self, result: StepResult, lr: dict[Module, float], gradients_to: str | None) -> UpdateOrder:
-        denominator = max(result.trained_tokens + self.denominator_offset, 1)
-        return UpdateOrder(self.step.index, 1.0 / denominator, result.clip, lr, result.applied, gradients_to)
+        return UpdateOrder(self.step.index, 1.0 / self._denominator, result.clip, lr, result.applied, gradients_to)

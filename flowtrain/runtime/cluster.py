@@ -1,0 +1,81 @@
+"""Starts or joins Ray and places one actor per rank; ends only what it started.
+
+| node | who starts it | who ends it |
+|---|---|---|
+| local (`cluster.address` null) | we, sized to the plan | `Cluster.close`, and the launcher's sweep if we die |
+| a running cluster | its owner | only our actors end |
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import shutil
+import warnings
+from pathlib import Path
+
+import ray
+
+from flowtrain.config.schema import ClusterConfig
+from flowtrain.errors import PlanError
+from flowtrain.plan import RankPlan
+
+OBJECT_STORE_BYTES = 96 * 2**20
+"""Payload blocks (token ids) only: embeddings go through the pool."""
+
+
+class Cluster:
+    """A Ray connection for one run."""
+
+    def __init__(self, config: ClusterConfig) -> None:
+        self.config = config
+        self._session: Path | None = None
+        self.connected = False
+
+    def start(self, ranks: list[RankPlan]) -> None:
+        """Connect; refuse at once (exit 4, both numbers) when the cluster has too little for the ranks (R01)."""
+        os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+        os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+        cpus = sum(plan.threads for plan in ranks)
+        gpus = sum(plan.device.startswith("cuda") for plan in ranks)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if self.config.address is None:
+                context = ray.init(
+                    address="local",
+                    num_cpus=cpus,
+                    num_gpus=gpus,
+                    include_dashboard=False,
+                    object_store_memory=OBJECT_STORE_BYTES,
+                    log_to_driver=False,
+                    logging_level=logging.ERROR,
+                    configure_logging=True,
+                    _temp_dir=str(self.config.temp_dir) if self.config.temp_dir else None,
+                )
+                self._session = Path(context.address_info["session_dir"])
+            else:
+                ray.init(address=self.config.address, log_to_driver=False, logging_level=logging.ERROR)
+        self.connected = True
+        there = ray.cluster_resources()
+        for name, need in (("CPU", cpus), ("GPU", gpus)):
+            if need > there.get(name, 0):
+                raise PlanError(
+                    f"the plan needs {need} {name}s and the cluster has {there.get(name, 0):g}: "
+                    f"lower producers/consumers `num` or `threads`, or set cluster.oversubscribe: true"
+                )
+
+    def close(self, keep_logs: bool = False) -> None:
+        """Leave; a local node ends with it. Logs of a local node go too, unless `keep_logs`. Idempotent."""
+        if not self.connected:
+            return
+        self.connected = False
+        with contextlib.suppress(Exception), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.shutdown()
+        if self._session is not None and not keep_logs:
+            shutil.rmtree(self._session, ignore_errors=True)
+
+    @property
+    def log_dir(self) -> str:
+        return str(self._session / "logs") if self._session else "the cluster's own log folder"

@@ -1,0 +1,304 @@
+"""The training loop: takes answers, asks the deciders, sends orders. It waits in one place only.
+
+         ┌──────────── RowFeed, Composer ── next Step ──▶ Flow ── orders ──┐
+    loop │                                                                 ▼
+         └─ answer ◀── Executor.next ◀── readers, producers, consumers ◀── Executor.submit
+               │
+               └──▶ Flow, StepEnd ── packs, gradients, norms all in ──▶ UpdateOrder ──▶ save, evaluation, record
+
+| event | what follows |
+|---|---|
+| `read` | rows to the composer; steps are composed up to `COMPOSE_AHEAD` before they run |
+| `encode`, `train`, `backward` | `Flow` frees, leases and sends what became possible |
+| last `reduce` of a step | one norm, one factor, `UpdateOrder` to every rank that trains, a `save` behind it if due |
+| last `update` (and evaluation) of a step | its record is written, then its checkpoint is completed |
+| a signal | the step that runs ends, a checkpoint is written, nothing more is begun |
+
+Invariants: orders to a rank are executed in the order sent, so a `save` behind an update holds exactly that update;
+records are written in step order; a checkpoint is complete only after the record of its step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowtrain.config.schema import Config
+from flowtrain.errors import DataError, FlowTrainError, LostProcessError
+from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, ReduceOrder
+from flowtrain.runtime.checkpoints import CheckpointWriter
+from flowtrain.runtime.executor import Answer, Executor
+from flowtrain.runtime.failure import true_cause
+from flowtrain.runtime.flow import Flow, StepKey
+from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.rows import EvalRows, RowFeed
+from flowtrain.runtime.signals import StopRequest
+from flowtrain.runtime.step_end import StepEnd
+from flowtrain.types import Phase, Role, Step
+from flowtrain.update.schedule import learning_rates
+
+COMPOSE_AHEAD = 3
+"""Steps composed before the current one is done: producers with a frozen encoder run ahead into them."""
+
+POLL_SECONDS = 1.0
+
+METHODS = {EncodeOrder: "encode", PackOrder: "train", BackwardOrder: "backward", ReduceOrder: "reduce"}
+
+Rank = tuple[Role, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """How long the run is, where it begins, and what comes between steps."""
+
+    total_steps: int
+    first_step: int
+    has_eval: bool
+    eval_every: int | None
+    save_every: int | None
+
+    def evaluates(self, step: int) -> bool:
+        return self.has_eval and self.eval_every is not None and step % self.eval_every == 0
+
+    def saves(self, step: int) -> bool:
+        return self.save_every is not None and step % self.save_every == 0
+
+
+class Controller:
+    """Runs one training run over started, configured stages; see the page above.
+
+    `compose_eval(index)` is the evaluation pass after update `index`; `dump_to`: folder for the gradients and parameters
+    of every step (`flowtrain verify`).
+    """
+
+    def __init__(
+        self,
+        config: Config,
+        executor: Executor,
+        flow: Flow,
+        feed: RowFeed,
+        eval_rows: EvalRows | None,
+        compose_eval: Callable[[int], Step],
+        ledger: Ledger,
+        checkpoints: CheckpointWriter,
+        schedule: Schedule,
+        stop: StopRequest,
+        reduced_ranks: frozenset[Rank],
+        dump_to: Path | None = None,
+    ) -> None:
+        self.config = config
+        self.executor = executor
+        self.flow = flow
+        self.feed = feed
+        self.eval_rows = eval_rows
+        self.compose_eval = compose_eval
+        self.ledger = ledger
+        self.checkpoints = checkpoints
+        self.schedule = schedule
+        self.stop = stop
+        self.reduced_ranks = reduced_ranks
+        self.dump_to = dump_to
+        self._ends: dict[StepKey, StepEnd] = {}
+        self._updating: dict[int, StepEnd] = {}
+        self._composed = schedule.first_step
+        self._last_step: int | None = None
+        self._stop_step: int | None = None
+        self._eval_due: int | None = None
+        self._newest: Step | None = None
+        self._nonfinite = 0
+        self._in_flight = 0
+        self._answered: set[tuple[Role, int, str]] = set()
+        self._last_answer = time.monotonic()
+
+    def train(self) -> None:
+        """Train until the last step, its evaluation and its checkpoint are done, or to the orderly end of a signal."""
+        self.stop.orderly, self.stop.wake = True, self.executor.wake
+        try:
+            self._until(self._trained)
+            if self._newest is not None and self.checkpoints.newest != self._newest.index:
+                self._save(self._newest)
+            self._until(lambda: not self.checkpoints.pending and not self._updating)
+        finally:
+            self.stop.orderly = False
+
+    def call(self, method: str, *args: Any, ranks: Iterable[Rank]) -> None:
+        """One call to each of these ranks; returns when all have answered."""
+        wanted = {(role, rank, method) for role, rank in ranks}
+        self._answered -= wanted
+        for role, rank, _ in sorted(wanted):
+            self._submit(role, rank, method, *args)
+        self._until(lambda: wanted <= self._answered)
+
+    # --- the loop -----------------------------------------------------------------------------------------------------
+
+    def _until(self, done: Callable[[], bool]) -> None:
+        while not done():
+            self._send()
+            assert self._in_flight, f"nothing runs and nothing can: {self.flow.waiting()}"
+            answer = self.executor.next(POLL_SECONDS)
+            if answer is not None:
+                self._take(answer)
+            elif time.monotonic() - self._last_answer > self.config.run.timeout_seconds:
+                raise LostProcessError(
+                    f"no process answered for {self.config.run.timeout_seconds:g} s ({self.flow.waiting()}); "
+                    f"if work takes that long, raise run.timeout_seconds"
+                )
+            if self.stop.requested and self.stop.overdue:
+                raise self.stop.error()
+
+    def _send(self) -> None:
+        if self._stop_step is not None and self.flow.version >= self._stop_step:
+            return
+        if not self.stop.requested:
+            self._compose()
+            for phase, rows in ((Phase.TRAIN, self.feed), (Phase.EVAL, self.eval_rows)):
+                for request in rows.requests() if rows is not None else ():
+                    read = (phase, request.start, request.count, request.block)
+                    self._submit(Role.READER, request.reader, "read", *read)
+        for role, rank, order in self.flow.orders():
+            payloads = self.feed.payloads.handles(order.blocks) if isinstance(order, PackOrder) else ()
+            self._submit(role, rank, METHODS[type(order)], order, payloads=payloads)
+
+    def _submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Any = ()) -> None:
+        self._in_flight += 1
+        self.executor.submit(role, rank, method, *args, payloads=payloads)
+
+    def _take(self, answer: Answer) -> None:
+        if answer.error is not None:
+            raise true_cause(answer, self.executor)
+        self._in_flight -= 1
+        self._last_answer = time.monotonic()
+        self._answered.add((answer.role, answer.rank, answer.method))
+        value = answer.value
+        match answer.method:
+            case "read":
+                rows = self.feed if value.phase is Phase.TRAIN else self.eval_rows
+                assert rows is not None, "held-out rows arrived that nobody asked for"
+                rows.add(value, answer.payload)
+            case "encode":
+                self.flow.encoded(value)
+                self.ledger.encoded(value)
+            case "train":
+                self.flow.trained(value)
+                self._ends[value.phase, value.step].trained(value)
+                self.ledger.trained(value)
+            case "backward":
+                self.flow.returned(value)
+            case "reduce":
+                self._ends[Phase.TRAIN, value.step].reduced(answer.role, answer.rank, value)
+            case "update":
+                self._updating[value.step].updated(answer.role, answer.rank, value)
+            case "save":
+                self.checkpoints.saved(answer.role)
+        self._advance()
+
+    # --- composition --------------------------------------------------------------------------------------------------
+
+    def _compose(self) -> None:
+        """Append steps, and the evaluation passes due between them, to the order of need."""
+        while self._last_step is None and self._composed - self.flow.version < COMPOSE_AHEAD:
+            if self._eval_due is not None:
+                if self.eval_rows is None or not self.eval_rows.ready:
+                    return
+                self._add(self.compose_eval(self._eval_due))
+                self._eval_due = None
+                continue
+            over = self._composed == self.schedule.total_steps
+            step = None if over else self.feed.next_step()
+            if step is not None:
+                self._composed = step.index
+                self._add(step)
+                self._eval_due = step.index if self.schedule.evaluates(step.index) else None
+            elif not over and not self.feed.exhausted:
+                return
+            elif self.schedule.has_eval and self._composed not in self.ledger.evaluations:
+                self._eval_due = self._composed
+            else:
+                self._last_step = self._composed
+                if self._composed == 0:
+                    raise DataError(f"no row of {self.config.data.train} can be trained: run `flowtrain data check`")
+
+    def _add(self, step: Step) -> None:
+        key = (step.phase, step.index)
+        planted = self.config.debug.faults
+        offset = ("denominator_plus_one" in planted) - ("denominator_minus_one" in planted)
+        self._ends[key] = StepEnd(step, self.reduced_ranks, self.config.train.clip_norm, offset)
+        self.ledger.composed(step, self.feed.skipped_before(step) if step.phase is Phase.TRAIN else ())
+        self.flow.add(step)
+
+    # --- ends of steps ------------------------------------------------------------------------------------------------
+
+    def _advance(self) -> None:
+        """Whatever has become complete: updates, evaluation passes, records, checkpoints."""
+        for key, end in list(self._ends.items()):
+            phase, index = key
+            if not self.flow.finished(key):
+                continue
+            if phase is Phase.EVAL:
+                self.ledger.evaluated(index, end.loss())
+                self._forget(key)
+            elif index == self.flow.version + 1 and end.ready:
+                self._update(key, end)
+        for index, end in sorted(self._updating.items()):
+            if not end.done or not self._may_record(index):
+                break
+            self.ledger.record(index, max(report.max_memory_bytes for report in end.updates.values()))
+            self.checkpoints.recorded(index, {"totals": self.ledger.totals_state()})
+            del self._updating[index]
+        for folder in self.checkpoints.complete():
+            self.ledger.saved(folder)
+
+    def _may_record(self, index: int) -> bool:
+        """A record waits for the evaluation behind its step; the last step's is known once composition went on or ended."""
+        if self.stop.requested:
+            return True
+        known = self._composed > index or self._last_step is not None
+        return known and (Phase.EVAL, index) not in self._ends and self._eval_due != index
+
+    def _update(self, key: StepKey, end: StepEnd) -> None:
+        step, result = end.step, end.result()
+        self._nonfinite = 0 if result.finite else self._nonfinite + 1
+        if self._nonfinite > self.config.train.max_nonfinite_steps:
+            raise FlowTrainError(
+                f"step {step.index}: loss {result.loss} and gradient norm {result.grad_norm} are not finite for the "
+                f"{self._nonfinite}th step in a row; lower train.lr, or look at the rows of this step in samples.jsonl"
+            )
+        lr = learning_rates(self.config.train, step.index, self.schedule.total_steps)
+        folder = None if self.dump_to is None else self.dump_to / f"step-{step.index}"
+        if folder is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+        order = end.order(result, lr, None if folder is None else str(folder))
+        for role, rank in sorted(self.reduced_ranks):
+            self._submit(role, rank, "update", order)
+        self.ledger.updated(step, result, lr, self.flow.bad_rows(key))
+        self.flow.update_sent(step.index)
+        self._forget(key)
+        self._updating[step.index] = end
+        self._newest = step
+        if self.schedule.saves(step.index):
+            self._save(step)
+
+    def _forget(self, key: StepKey) -> None:
+        step = self.flow.forget(key)
+        del self._ends[key]
+        if step.phase is Phase.TRAIN:
+            self.feed.payloads.done(step.samples)
+
+    def _save(self, step: Step) -> None:
+        """Send a save behind the update just sent; the folder is completed when it and the record are done."""
+        roles = frozenset(role for role, _ in self.reduced_ranks)
+        folder = self.checkpoints.begin(step, roles)
+        for role in sorted(roles):
+            self._submit(role, 0, "save", str(folder))
+
+    def _trained(self) -> bool:
+        if not self.stop.requested:
+            return self._last_step is not None and self.flow.version >= self._last_step and not self._ends
+        if self._stop_step is None:
+            begun = self.flow.begun((Phase.TRAIN, self.flow.version + 1))
+            self._stop_step = self.flow.version + begun
+            self.ledger.stopping(self._stop_step)
+        return self.flow.version >= self._stop_step

@@ -1,0 +1,158 @@
+"""One Ray actor per rank of the plan; answers arrive by callback, never by waiting on the driver (contract C7).
+
+submit ──▶ actor.call.remote ──▶ ObjectRef.future() ──callback──▶ queue ──▶ next
+watch  ──▶ actor.watch.remote: never answers; its failure tells at once that the process is gone, busy or not
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import Any
+
+import ray
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+
+from flowtrain.errors import LostProcessError, PlanError
+from flowtrain.plan import RankPlan
+from flowtrain.runtime.cluster import Cluster
+from flowtrain.runtime.executor import Answer
+from flowtrain.runtime.guard import die_with
+from flowtrain.runtime.stages import StageSlot
+from flowtrain.types import Role
+
+
+class StageActor:
+    """Hosts a `StageSlot`: `work` runs the stage one call at a time, `control` answers while it is busy."""
+
+    def __init__(self, role: str, driver_pid: int, driver_host: str) -> None:
+        die_with(driver_pid, driver_host)
+        self._slot = StageSlot(Role(role), local=False)
+
+    @ray.method(concurrency_group="work")
+    def call(self, method: str, args: tuple[Any, ...], *payloads: Any) -> Any:
+        return self._slot.call(method, args, payloads)[0]
+
+    @ray.method(concurrency_group="work", num_returns=2)
+    def read(self, args: tuple[Any, ...]) -> tuple[Any, Any]:
+        return self._slot.call("read", args, ())
+
+    @ray.method(concurrency_group="control")
+    def pid(self) -> int:
+        return os.getpid()
+
+    @ray.method(concurrency_group="control")
+    def watch(self) -> None:
+        threading.Event().wait()
+
+
+class RayExecutor:
+    """Implements `flowtrain.runtime.executor.Executor`. Actors of an earlier run of the same shape are used again."""
+
+    def __init__(self, cluster: Cluster, start_timeout_seconds: float) -> None:
+        self.cluster = cluster
+        self.start_timeout_seconds = start_timeout_seconds
+        self._actors: dict[tuple[Role, int], Any] = {}
+        self._pids: dict[tuple[Role, int], int] = {}
+        self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._closing = False
+
+    def start(self, ranks: Sequence[RankPlan]) -> None:
+        wanted = {(plan.role, plan.rank): plan for plan in ranks}
+        if self._actors:
+            assert wanted.keys() <= self._actors.keys(), "a started executor serves plans that fit its actors"
+            return
+        host = os.uname().nodename
+        actor_class = ray.remote(concurrency_groups={"work": 1, "control": 2})(StageActor)
+        for key, plan in wanted.items():
+            options = {
+                "num_cpus": plan.threads,
+                "num_gpus": int(plan.device.startswith("cuda")),
+                "max_restarts": 0,
+            }
+            self._actors[key] = actor_class.options(**options).remote(str(plan.role), os.getpid(), host)
+        deadline = time.monotonic() + self.start_timeout_seconds
+        waiting = {actor.pid.remote(): key for key, actor in self._actors.items()}
+        while waiting:
+            ready, _ = ray.wait(list(waiting), timeout=max(deadline - time.monotonic(), 0.0))
+            if not ready:
+                names = ", ".join(f"{role} {rank}" for role, rank in waiting.values())
+                raise PlanError(
+                    f"{names} did not start within {self.start_timeout_seconds:g} s: the cluster is too busy or lacks the "
+                    f"resources; see {self.cluster.log_dir}, or raise cluster.start_timeout_seconds"
+                )
+            for ref in ready:
+                role, rank = key = waiting.pop(ref)
+                try:
+                    self._pids[key] = ray.get(ref)
+                except RayActorError as error:
+                    raise LostProcessError(f"{role} {rank} died while starting: {_reason(error)}") from error
+        for (role, rank), actor in self._actors.items():
+            self._listen(actor.watch.remote(), role, rank, "watch")
+
+    def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
+        actor = self._actors[role, rank]
+        if method == "read":
+            value, payload = actor.read.remote(args)
+            self._listen(value, role, rank, method, payload)
+        else:
+            self._listen(actor.call.remote(method, args, *payloads), role, rank, method)
+
+    def next(self, timeout: float) -> Answer | None:
+        try:
+            return self._answers.get(timeout=timeout)
+        except queue.Empty:
+            return None
+
+    def wake(self) -> None:
+        """Make a waiting `next` return None now; safe in a signal handler."""
+        self._answers.put(None)
+
+    def pids(self) -> dict[tuple[Role, int], int]:
+        return dict(self._pids)
+
+    def close(self) -> None:
+        self._closing = True
+        for actor in self._actors.values():
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+        self._actors.clear()
+
+    def _listen(self, ref: Any, role: Role, rank: int, method: str, payload: Any = None) -> None:
+        def done(future: Future[Any]) -> None:
+            if self._closing:
+                return
+            error = future.exception()
+            if error is None:
+                self._answers.put(Answer(role, rank, method, future.result(), payload=payload))
+            else:
+                self._answers.put(Answer(role, rank, method, None, self._translate(error, role, rank, method)))
+
+        ref.future().add_done_callback(done)
+
+    def _translate(self, error: BaseException, role: Role, rank: int, method: str) -> BaseException:
+        """The stage's own exception, or a `LostProcessError` naming the process."""
+        if isinstance(error, RayTaskError):
+            cause = error.cause if isinstance(error.cause, BaseException) else error
+            cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get((role, rank))}):\n{error.traceback_str}")
+            return cause
+        if isinstance(error, (ActorDiedError, ActorUnavailableError, RayActorError)):
+            pid = self._pids.get((role, rank))
+            lost = LostProcessError(f"{role} {rank} (pid {pid}) died during {method}: {_reason(error)}")
+            lost.__cause__ = error
+            return lost
+        return error
+
+
+def _reason(error: BaseException) -> str:
+    """Ray's own cause, shortened to its first telling line."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    for line in lines:
+        if "cause" in line.lower() or "killed" in line.lower() or "exit" in line.lower():
+            return line[:300]
+    return lines[0][:300] if lines else type(error).__name__

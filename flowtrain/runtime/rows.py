@@ -1,0 +1,159 @@
+"""Rows on their way from readers to steps: metadata to the composer, payload blocks to the packs that need them.
+
+    readers ──BlockRead──▶ SampleStream (order) ──rows──▶ Composer ──▶ Step
+       └──payload handle──▶ kept here by block number until the last sample of the block is trained
+
+Skipped rows are counted with the step whose rows they stood among, so that a resumed run counts each once.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol
+
+from flowtrain.data.order import Order
+from flowtrain.data.reader import BlockRead
+from flowtrain.data.stream import ReadRequest, SampleStream
+from flowtrain.errors import DataError
+from flowtrain.packing.compose import Composer
+from flowtrain.types import Phase, SampleMeta, SkippedRow, Step
+
+PROBED_ROWS = 100
+"""Rows among which the share of bad ones is checked against `data.max_bad_share`."""
+
+
+class Payloads:
+    """Handles of payload blocks, dropped with the last sample of each."""
+
+    def __init__(self) -> None:
+        self._handles: dict[int, Any] = {}
+        self._left: Counter[int] = Counter()
+
+    def add(self, block: int, handle: Any, num_samples: int) -> None:
+        if num_samples:
+            self._handles[block] = handle
+            self._left[block] = num_samples
+
+    def handles(self, blocks: Sequence[int]) -> list[Any]:
+        return [self._handles[block] for block in blocks]
+
+    def done(self, samples: Sequence[SampleMeta]) -> None:
+        for sample in samples:
+            self._left[sample.block] -= 1
+            if self._left[sample.block] == 0:
+                del self._handles[sample.block], self._left[sample.block]
+
+    def __len__(self) -> int:
+        return len(self._handles)
+
+
+class BadShare:
+    """Stops a run whose first rows are mostly unusable: most often the config is wrong, not the rows (D25, D28)."""
+
+    def __init__(self, limit: float, num_rows: int) -> None:
+        self.limit = limit
+        self.probe = min(PROBED_ROWS, num_rows)
+        self.seen = 0
+        self.reasons: Counter[str] = Counter()
+        self.first: dict[str, SkippedRow] = {}
+
+    def add(self, row: SampleMeta | SkippedRow) -> None:
+        if self.seen >= self.probe:
+            return
+        self.seen += 1
+        if isinstance(row, SkippedRow):
+            self.reasons[row.reason] += 1
+            self.first.setdefault(row.reason, row)
+        bad = self.reasons.total()
+        if self.seen == self.probe and bad > self.limit * self.probe:
+            reason, count = self.reasons.most_common(1)[0]
+            row_of_reason = self.first[reason]
+            raise DataError(
+                f"{bad} of the first {self.probe} rows cannot be used, {count} of them for `{reason}` (first: row "
+                f"{row_of_reason.id}: {row_of_reason.detail}); run `flowtrain data check`, or raise data.max_bad_share"
+            )
+
+
+class RowFeed:
+    """Training rows: what to read next, and the next step once its rows are here."""
+
+    def __init__(self, stream: SampleStream, composer: Composer, payloads: Payloads, bad_share: BadShare) -> None:
+        self.stream = stream
+        self.composer = composer
+        self.payloads = payloads
+        self.bad_share = bad_share
+        self._skipped: list[SkippedRow] = []
+        self._ended = False
+
+    def requests(self) -> Iterator[ReadRequest]:
+        """Blocks to ask the readers for now."""
+        self.stream.want(self.composer.wants())
+        yield from self.stream.requests()
+
+    def add(self, read: BlockRead, handle: Any) -> None:
+        """A block arrived, in any order."""
+        self.payloads.add(read.block, handle, sum(isinstance(row, SampleMeta) for row in read.rows))
+        self.stream.add(read)
+        self._drain()
+
+    def next_step(self) -> Step | None:
+        """The next step, or None when rows are missing; then `exhausted` tells whether more can come."""
+        self._drain()
+        return self.composer.next()
+
+    @property
+    def exhausted(self) -> bool:
+        return self._ended
+
+    def skipped_before(self, step: Step) -> list[SkippedRow]:
+        """Rows skipped among those read for this step and the ones before it, each told once."""
+        told = [row for row in self._skipped if row.position < step.cursor]
+        self._skipped = [row for row in self._skipped if row.position >= step.cursor]
+        return told
+
+    def _drain(self) -> None:
+        while (row := self.stream.take()) is not None:
+            self.bad_share.add(row)
+            if isinstance(row, SampleMeta) and (too_big := self.composer.too_big(row)):
+                self.payloads.done([row])
+                row = SkippedRow(row.position, row.row, row.id, "too-many-image-bytes", str(too_big))
+            if isinstance(row, SkippedRow):
+                self._skipped.append(row)
+            self.composer.add(row)
+        if self.stream.exhausted and not self._ended:
+            self._ended = True
+            self.composer.end()
+
+
+class EvalRows:
+    """The held-out rows, read once in source order and kept for every evaluation pass."""
+
+    def __init__(self, num_rows: int, block_rows: int, num_readers: int, payloads: Payloads) -> None:
+        self.stream = SampleStream(num_rows, block_rows, num_readers, end=num_rows)
+        self.payloads = payloads
+        self.samples: list[SampleMeta] = []
+        self.skipped: list[SkippedRow] = []
+        self.num_rows = num_rows
+
+    def requests(self) -> Iterator[ReadRequest]:
+        self.stream.want(self.num_rows - len(self.samples) - len(self.skipped))
+        yield from self.stream.requests()
+
+    def add(self, read: BlockRead, handle: Any) -> None:
+        self.payloads.add(read.block, handle, sum(isinstance(row, SampleMeta) for row in read.rows))
+        self.stream.add(read)
+        while (row := self.stream.take()) is not None:
+            if isinstance(row, SampleMeta):
+                self.samples.append(row)
+            else:
+                self.skipped.append(row)
+
+    @property
+    def ready(self) -> bool:
+        return len(self.samples) + len(self.skipped) == self.num_rows
+
+
+def order_of(num_rows: int, seed: int, phase: Phase) -> Order:
+    """Training rows are shuffled anew each epoch; held-out rows stay as they are."""
+    return Order(num_rows, seed, shuffle=phase is Phase.TRAIN)

@@ -1,0 +1,60 @@
+"""What a signal does to a run: the first asks for an orderly end, the second ends it at once (contract C9).
+
+| signal | while starting | while training |
+|---|---|---|
+| SIGINT, SIGTERM | ends at once | finishes the step, writes a checkpoint, ends with 130 or 143 |
+| a second one | ends at once | ends at once |
+| SIGHUP (the launcher is gone) | ends at once | ends at once |
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable
+from types import FrameType
+
+from flowtrain.errors import FlowTrainError, Interrupted, Terminated
+
+
+class StopRequest:
+    """Installed once on the main thread; `requested` is read by the controller's loop."""
+
+    def __init__(self, deadline_seconds: float) -> None:
+        self.deadline_seconds = deadline_seconds
+        self.orderly = False
+        self.wake: Callable[[], None] | None = None
+        self._error: FlowTrainError | None = None
+        self._deadline = float("inf")
+
+    def install(self) -> None:
+        """Call again after anything that sets handlers of its own (`ray.init` does for SIGTERM)."""
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._receive)
+
+    @property
+    def requested(self) -> bool:
+        return self._error is not None
+
+    @property
+    def overdue(self) -> bool:
+        return time.monotonic() > self._deadline
+
+    def error(self) -> FlowTrainError:
+        """What the run ends with."""
+        assert self._error is not None
+        return self._error
+
+    def _receive(self, number: int, frame: FrameType | None) -> None:
+        first = self._error is None
+        if number == signal.SIGINT:
+            self._error = self._error or Interrupted("interrupted (SIGINT)")
+        elif number == signal.SIGTERM:
+            self._error = self._error or Terminated("terminated (SIGTERM)")
+        else:
+            self._error = Terminated("the launcher is gone (SIGHUP): the run was ended at once")
+        if not self.orderly or not first or number == signal.SIGHUP:
+            raise self._error
+        self._deadline = time.monotonic() + self.deadline_seconds
+        if self.wake is not None:
+            self.wake()

@@ -1,0 +1,232 @@
+"""Makes a stage of a role and calls it by name: the same code in this process and inside a Ray actor.
+
+| method | role | what it does |
+|---|---|---|
+| `prepare` | consumer 0 | whole-model weights, made once from the seed where the model folder has none |
+| `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
+| `configure` | all | builds the stage; a stage built before is closed first, so that one process can serve several runs |
+| `attach` | consumer | opens the producers' segments |
+| `restore` | all | parameters and optimizer from a checkpoint |
+| `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
+| `export` | rank 0 of a side | this side's tensors into the export folder |
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from flowtrain.config.loading import config_from_json
+from flowtrain.config.schema import Config
+from flowtrain.errors import PeerError
+from flowtrain.pool.segment import SegmentHandle
+from flowtrain.runtime.executor import StageSpec
+from flowtrain.telemetry.spans import Spans
+from flowtrain.telemetry.tables import ParameterRow
+from flowtrain.types import Phase, Role
+
+SPANNED = frozenset(
+    {"configure", "restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"}
+)
+"""Methods whose name is kept in the span file, so that an abort can be told from outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What a process tells of itself once its stage is built."""
+
+    pid: int
+    host: str
+    device: str
+    threads: int
+    parameters: tuple[ParameterRow, ...] = ()
+    segment: SegmentHandle | None = None
+
+
+class StageSlot:
+    """One process's place for one stage. `local`: all stages share this process and its memory."""
+
+    def __init__(self, role: Role, local: bool) -> None:
+        self.role = role
+        self.local = local
+        self.stage: Any = None
+        self.spans: Spans | None = None
+        self._store: Any = None
+        self._joined = False
+
+    def call(self, method: str, args: Sequence[Any], payloads: Sequence[Any]) -> tuple[Any, Any]:
+        """The method's answer, and for `read` the payload block beside it."""
+        own = getattr(self, f"_{method}", None)
+        target = own if own is not None else getattr(self.stage, method)
+        if self.spans is None or method not in SPANNED:
+            value = target(*args, *payloads)
+        else:
+            with self.spans(method):
+                value = target(*args, *payloads)
+        return value if method == "read" else (value, None)
+
+    def close(self) -> None:
+        """Give back the stage, its segment and its process group; idempotent."""
+        if self.stage is not None:
+            self.stage.close()
+            self.stage = None
+        if self._joined:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._joined = False
+        self._store = None
+
+    # --- what the table lists -----------------------------------------------------------------------------------------
+
+    def _prepare(self, config_json: str) -> str:
+        from flowtrain.models.loading import ensure_weights
+
+        return str(ensure_weights(config_from_json(config_json)))
+
+    def _open_store(self, world_size: int, timeout_seconds: float) -> tuple[str, int]:
+        from torch.distributed import TCPStore
+
+        host = _own_address()
+        self._store = TCPStore(
+            host, 0, world_size, is_master=True, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False
+        )
+        return host, self._store.port
+
+    def _configure(self, spec: StageSpec) -> StageReport:
+        store, self._store = self._store, None
+        self.close()
+        config = config_from_json(spec.config_json)
+        rank_plan = spec.rank_plan
+        span_file = Path(spec.run_dir) / "spans" / f"{rank_plan.role}-{rank_plan.rank}"
+        span_file.parent.mkdir(parents=True, exist_ok=True)
+        self.spans = Spans(span_file)
+        if rank_plan.role is Role.READER:
+            from flowtrain.data.reader import ReaderStage
+
+            self.stage = ReaderStage(config)
+            return StageReport(os.getpid(), socket.gethostname(), "cpu", 1)
+        import torch
+
+        torch.set_num_threads(rank_plan.threads)
+        group = self._join(spec, config, store) if spec.store is not None else None
+        build = self._producer if rank_plan.role is Role.PRODUCER else self._consumer
+        return build(spec, config, torch.device(rank_plan.device), group)
+
+    def _attach(self, handles: Mapping[int, SegmentHandle]) -> None:
+        self.stage.pool.attach(handles)
+
+    def _restore(self, folder: str, version: int) -> None:
+        """Continue from a checkpoint; a side that does not train has nothing in it."""
+        self.stage.version = version
+        if self.stage.updater is not None:
+            self.stage.updater.load(Path(folder) / str(self.role))
+
+    def _export(self, folder: str) -> None:
+        from flowtrain.models.export import write_part
+
+        half = self.stage.encoder if self.role is Role.PRODUCER else self.stage.backbone
+        write_part(half.parameters_by_name(), Path(folder), str(self.role))
+
+    # --- building -----------------------------------------------------------------------------------------------------
+
+    def _join(self, spec: StageSpec, config: Config, store: Any) -> Any:
+        import torch.distributed as dist
+
+        assert spec.store is not None
+        host, port = spec.store
+        timeout = timedelta(seconds=config.run.timeout_seconds)
+        if host == "127.0.0.1":
+            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        try:
+            if store is None:
+                store = dist.TCPStore(host, port, spec.world_size, is_master=False, timeout=timeout)
+            dist.init_process_group(
+                "gloo", store=store, rank=spec.rank_plan.rank, world_size=spec.world_size, timeout=timeout
+            )
+        except RuntimeError as error:
+            raise PeerError(
+                f"{spec.rank_plan.role} {spec.rank_plan.rank} could not join its {spec.world_size} ranks at {host}:{port}: {error}"
+            ) from error
+        self._joined = True
+        return dist.group.WORLD
+
+    def _producer(self, spec: StageSpec, config: Config, device: Any, group: Any) -> StageReport:
+        from flowtrain.data.images import EncoderInputs
+        from flowtrain.data.processor import load_processor
+        from flowtrain.data.sources import open_source
+        from flowtrain.models.encoder import EncoderHalf
+        from flowtrain.producer.stage import ProducerStage
+        from flowtrain.shapes import read_shape
+
+        encoder = EncoderHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
+        processor = load_processor(config.model.path, config)
+        paths = {Phase.TRAIN: config.data.train, Phase.EVAL: config.data.eval}
+        sources = {
+            phase: EncoderInputs(processor, open_source(path), config.data) for phase, path in paths.items() if path
+        }
+        pool = self._pool(config, spec)
+        self.stage = ProducerStage(
+            spec.rank_plan.rank,
+            config,
+            encoder,
+            pool,
+            sources,
+            self._updater(encoder, spec, config, group),
+            read_shape(config.model.path).features(config.cut),
+        )
+        return self._report(spec, encoder, pool.handle())
+
+    def _consumer(self, spec: StageSpec, config: Config, device: Any, group: Any) -> StageReport:
+        from flowtrain.consumer.stage import ConsumerStage
+        from flowtrain.models.backbone import BackboneHalf
+        from flowtrain.models.leak import check_packing
+
+        backbone = BackboneHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
+        check_packing(backbone)
+        pool = self._pool(config, spec)
+        updater = self._updater(backbone, spec, config, group)
+        self.stage = ConsumerStage(spec.rank_plan.rank, config, backbone, pool, updater, device)
+        return self._report(spec, backbone, None)
+
+    def _updater(self, half: Any, spec: StageSpec, config: Config, group: Any) -> Any:
+        from flowtrain.update.updater import Updater
+
+        parameters = half.parameters_by_name()
+        if not any(parameter.requires_grad for parameter in parameters.values()):
+            return None
+        return Updater(
+            parameters,
+            half.module_of(),
+            config.train,
+            group,
+            spec.rank_plan.rank,
+            frozenset(config.debug.faults),
+            self.role,
+        )
+
+    def _pool(self, config: Config, spec: StageSpec) -> Any:
+        from flowtrain.pool.client import PoolClient
+        from flowtrain.pool.transport import make_transport
+
+        transport = make_transport("local" if self.local else "shm")
+        owner = spec.rank_plan.rank if spec.rank_plan.segment_bytes else None
+        return PoolClient(transport, owner, spec.rank_plan.segment_bytes)
+
+    def _report(self, spec: StageSpec, half: Any, segment: SegmentHandle | None) -> StageReport:
+        from flowtrain.models.table import parameter_rows
+
+        rows = parameter_rows(half.parameters_by_name(), half.module_of())
+        return StageReport(
+            os.getpid(), socket.gethostname(), spec.rank_plan.device, spec.rank_plan.threads, rows, segment
+        )
+
+
+def _own_address() -> str:
+    """Where the ranks of a side on other nodes reach this one; loopback when the run stays on one machine."""
+    return os.environ.get("FLOWTRAIN_NODE_ADDRESS", "127.0.0.1")
