@@ -5,8 +5,8 @@
                         ▼
     RUN_DIR/checkpoints/step-12/
 
-Invariants: a folder named `step-N` with `complete.json` is whole; everything else is passed over; the newest `keep` are kept and one
-is removed only after a newer one is complete.
+Invariants: a folder named `step-N` with `complete.json` is whole; everything else is passed over; the newest `keep` are
+kept and one is removed only after a newer one is complete.
 """
 
 from __future__ import annotations

@@ -70,8 +70,8 @@ class Schedule:
 class Controller:
     """Runs one training run over started, configured stages; see the page above.
 
-    `compose_eval(index)` is the evaluation pass after update `index`; `dump_to`: folder for the gradients and parameters
-    of every step (`flowtrain verify`).
+    `compose_eval(index)` is the evaluation pass after update `index`; `dump_to`: folder for gradients and parameters of
+    every step (`flowtrain verify`).
     """
 
     def __init__(
@@ -135,8 +135,10 @@ class Controller:
     # --- the loop -----------------------------------------------------------------------------------------------------
 
     def _until(self, done: Callable[[], bool]) -> None:
-        while not done():
+        while True:
             self._send()
+            if done():
+                return
             assert self._in_flight, f"nothing runs and nothing can: {self.flow.waiting()}"
             answer = self.executor.next(POLL_SECONDS)
             if answer is not None:
@@ -252,7 +254,7 @@ class Controller:
             self.ledger.saved(folder)
 
     def _may_record(self, index: int) -> bool:
-        """A record waits for the evaluation behind its step; the last step's is known once composition went on or ended."""
+        """A record waits for the evaluation behind its step, which is known once composition went on or ended."""
         if self.stop.requested:
             return True
         known = self._composed > index or self._last_step is not None

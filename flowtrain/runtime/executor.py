@@ -1,7 +1,7 @@
 """How the controller calls stages: one small border, two implementations (`local`, `ray_executor`).
 
-An executor places one stage per rank of the plan, sends it orders and hands back answers. Orders to one rank are executed one after
-the other in the order of `submit`; nothing else is ordered.
+An executor places one stage per rank of the plan, sends it orders and hands back answers. Orders to one rank are executed
+one after the other in the order of `submit`; nothing else is ordered.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of one order. Exactly one of `value` and `error` means something; `payload` is a handle of the block read."""
+    """The outcome of one order: `value`, or `error` when it failed; `payload` is a handle of the block read."""
 
     role: Role
     rank: int

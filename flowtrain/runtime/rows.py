@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
-from flowtrain.data.order import Order
 from flowtrain.data.reader import BlockRead
 from flowtrain.data.stream import ReadRequest, SampleStream
 from flowtrain.errors import DataError
@@ -152,8 +151,3 @@ class EvalRows:
     @property
     def ready(self) -> bool:
         return len(self.samples) + len(self.skipped) == self.num_rows
-
-
-def order_of(num_rows: int, seed: int, phase: Phase) -> Order:
-    """Training rows are shuffled anew each epoch; held-out rows stay as they are."""
-    return Order(num_rows, seed, shuffle=phase is Phase.TRAIN)

@@ -1,0 +1,54 @@
+"""The process that runs the controller: `python -m flowtrain.runtime.driver --config RUN_DIR/config.yaml`.
+
+    launcher ──starts, signals──▶ driver ──▶ Ray node ──▶ readers, producers, consumers
+       ▲                            │
+       └── exit code, error.json ───┘
+
+The launcher stays light and outlives this process, so that the last line is right and nothing is left however this one
+ends. When the launcher dies, the kernel sends SIGHUP and the run ends at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from pathlib import Path
+
+from flowtrain.config.loading import load_config
+from flowtrain.errors import EXIT_BUG, FlowTrainError
+from flowtrain.runtime.guard import signal_on_parent_death
+from flowtrain.runtime.run import execute
+from flowtrain.runtime.signals import StopRequest
+from flowtrain.telemetry.fatal import write_error
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one training run; returns the exit code of contract C11."""
+    parser = argparse.ArgumentParser(prog="flowtrain.runtime.driver")
+    parser.add_argument("--config", type=Path, required=True, help="resolved config; its folder is the run's folder")
+    parser.add_argument("--resume", type=Path, help="checkpoint folder step-N to continue from")
+    parser.add_argument("--verify", action="store_true", help="write gradients and parameters of every step")
+    arguments = parser.parse_args(argv)
+    run_dir = arguments.config.resolve().parent
+    stop = StopRequest(deadline_seconds=25.0)
+    try:
+        signal_on_parent_death(signal.SIGHUP)
+        stop.install()
+        config = load_config(arguments.config).config
+        stop.deadline_seconds = config.run.stop_deadline_seconds
+        execute(config, run_dir, arguments.resume, stop, dump=arguments.verify)
+    except BaseException as error:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, signal.SIG_IGN)
+        write_error(run_dir, error)
+        return error.exit_code if isinstance(error, FlowTrainError) else EXIT_BUG
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,225 @@
+"""One training run from a resolved config: plan it, start it, train it, export it, end it.
+
+    read shapes, rows ▶ plan ▶ log decisions ▶ start stages ▶ Controller.train ▶ export ▶ summary ▶ close
+
+Everything that can be refused is refused before a process starts (R01, R03).
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings, pool_room
+from flowtrain.config.schema import Config
+from flowtrain.data.sources import Source, open_source
+from flowtrain.data.stream import SampleStream
+from flowtrain.errors import ConfigError, DataError
+from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
+from flowtrain.plan import Plan
+from flowtrain.pool.block import block_bytes
+from flowtrain.pool.directory import Directory
+from flowtrain.runtime.checkpoints import CheckpointWriter, read_state
+from flowtrain.runtime.controller import Controller, Schedule
+from flowtrain.runtime.executor import Executor
+from flowtrain.runtime.flow import Flow
+from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.local import LocalExecutor
+from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
+from flowtrain.runtime.signals import StopRequest
+from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
+from flowtrain.shapes import ModelShape, payload_bytes, read_shape
+from flowtrain.telemetry.run_files import RunFiles
+from flowtrain.types import Module, Role, SampleMeta
+
+BLOCK_ROWS = 64
+"""Rows of one payload block: large enough to make calls rare, small enough to start early."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What a run is made from, read before anything starts."""
+
+    config: Config
+    run_dir: Path
+    shape: ModelShape
+    plan: Plan
+    train: Source
+    eval: Source | None
+    state: dict[str, object] | None
+
+    @property
+    def first_step(self) -> int:
+        return int(self.state["step"]) if self.state else 0  # type: ignore[call-overload]
+
+    def sample_bytes(self, sample: SampleMeta) -> int:
+        """Payload bytes of a sample's features in the pool."""
+        features = self.shape.features(self.config.cut)
+        return payload_bytes(features, self.config.model.dtype, sample.vision_tokens, sample.patches)
+
+    @property
+    def reduced_roles(self) -> frozenset[Role]:
+        """Sides on which something trains."""
+        on_producer = self.config.producer_modules
+        trainable = set(Module) - self.config.frozen
+        sides = {Role.PRODUCER: on_producer, Role.CONSUMER: set(Module) - on_producer}
+        return frozenset(role for role, modules in sides.items() if modules & trainable)
+
+
+def execute(config: Config, run_dir: Path, resume: Path | None, stop: StopRequest, dump: bool = False) -> None:
+    """Run to the end; raises what ended it. `dump`: write gradients and parameters of every step (verify)."""
+    state = read_state(resume) if resume else None
+    shape = read_shape(config.model.path)
+    inventory = local_inventory()
+    plan = make_plan(config, shape, inventory)
+    inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), state)
+    with ExitStack() as stack:
+        files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
+        ledger = Ledger(inputs.config, shape, plan, files, state)
+        try:
+            for warning in plan_warnings(config, plan, inventory):
+                ledger.line(f"warning: {warning}")
+            _train(inputs, ledger, files, stop, stack, dump)
+            if stop.requested:
+                raise stop.error()
+        except BaseException as error:
+            ledger.close(error)
+            raise
+        ledger.close(None)
+
+
+def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, stack: ExitStack, dump: bool) -> None:
+    config, plan = inputs.config, inputs.plan
+    spec = composition(inputs)
+    cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut)
+    at = inputs.first_step + 1
+    files.decision(at, "plan", plan=plan_to_dict(plan))
+    files.decision(at, "composition", seed=config.run.seed, fingerprint=inputs.train.fingerprint, **spec.to_dict())
+    files.decision(at, "cost", **cost.to_dict())
+    executor = _executor(config, plan, stop, stack)
+    checkpoint = None
+    if inputs.state is not None and (folder := inputs.state.get("folder")):
+        checkpoint = Checkpoint(Path(str(folder)), inputs.first_step)
+    reports = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
+    stop.install()
+    ledger.started(reports)
+    controller = _controller(inputs, spec, cost, executor, ledger, stop, dump)
+    controller.train()
+    if not stop.requested and config.checkpoint.export:
+        folder = inputs.run_dir / "export"
+        aside = folder.with_suffix(".tmp")
+        controller.call("export", str(aside), ranks=[(Role.PRODUCER, 0), (Role.CONSUMER, 0)])
+        controller.call("finish_export", str(aside), str(folder), ranks=[(Role.CONSUMER, 0)])
+        ledger.line(f"exported to {folder}")
+
+
+def composition(inputs: Inputs) -> CompositionSpec:
+    """The rules by which rows become steps."""
+    config = inputs.config
+    num_rows = len(inputs.train)
+    train = config.train
+    epochs = train.epochs or (None if train.max_steps else 1)
+    return CompositionSpec(
+        num_rows=num_rows,
+        step_samples=train.step.samples,
+        step_packs=train.step.packs,
+        policy=config.packing.policy,
+        max_tokens=config.packing.max_tokens,
+        lookahead=config.packing.lookahead,
+        num_consumers=len(inputs.plan.consumers.ranks),
+        num_producers=len(inputs.plan.producers.ranks),
+        trainable_encoder=config.trainable_encoder,
+        max_unit_patches=config.producers.max_unit_patches,
+        max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
+        horizon=None if epochs is None else num_rows * epochs,
+        block_bytes=lambda sample: block_bytes(inputs.sample_bytes(sample)),
+    )
+
+
+def _schedule(inputs: Inputs, spec: CompositionSpec) -> Schedule:
+    train = inputs.config.train
+    total = train.max_steps
+    if total is None:
+        if spec.step_samples is None or spec.horizon is None:
+            raise ConfigError(
+                "train.step.packs needs train.max_steps: the number of steps of an epoch is not known before"
+            )
+        total = math.ceil(spec.horizon / spec.step_samples)
+    return Schedule(total, inputs.first_step, inputs.eval is not None, train.eval_every, inputs.config.checkpoint.every)
+
+
+def _controller(
+    inputs: Inputs,
+    spec: CompositionSpec,
+    cost: CostModel,
+    executor: Executor,
+    ledger: Ledger,
+    stop: StopRequest,
+    dump: bool,
+) -> Controller:
+    config, plan = inputs.config, inputs.plan
+    state = inputs.state or {"step": 0, "cursor": 0, "carried": []}
+    cursor, carried = int(state["cursor"]), tuple(state["carried"])  # type: ignore[call-overload, arg-type]
+    num_rows = len(inputs.train)
+    payloads = Payloads()
+    composer = Composer(spec, cost, cursor=cursor, carried=carried, step=inputs.first_step)
+    block_rows = min(BLOCK_ROWS, max(spec.step_samples or BLOCK_ROWS, 1))
+    stream = SampleStream(num_rows, block_rows, plan.readers, start=cursor, carried=carried, end=spec.horizon)
+    feed = RowFeed(stream, composer, payloads, BadShare(config.data.max_bad_share, num_rows))
+    eval_rows = EvalRows(len(inputs.eval), BLOCK_ROWS, plan.readers, payloads) if inputs.eval is not None else None
+    producers = plan.producers.ranks
+    sides = {Role.PRODUCER: producers, Role.CONSUMER: plan.consumers.ranks}
+    flow = Flow(
+        Directory({rank.rank: rank.segment_bytes for rank in producers}),
+        num_producers=len(producers),
+        num_consumers=len(plan.consumers.ranks),
+        trainable_encoder=config.trainable_encoder,
+        reduced_roles=inputs.reduced_roles,
+        payload_bytes=inputs.sample_bytes,
+        version=inputs.first_step,
+    )
+    return Controller(
+        config,
+        executor,
+        flow,
+        feed,
+        eval_rows,
+        lambda index: compose_eval(spec, cost, eval_rows.samples if eval_rows else (), index),
+        ledger,
+        CheckpointWriter(inputs.run_dir, config.checkpoint.keep),
+        _schedule(inputs, spec),
+        stop,
+        frozenset((role, rank.rank) for role in inputs.reduced_roles for rank in sides[role]),
+        inputs.run_dir / "verify" if dump else None,
+    )
+
+
+def _executor(config: Config, plan: Plan, stop: StopRequest, stack: ExitStack) -> Executor:
+    """Stages in this process (colocated), or one Ray actor each."""
+    if plan.placement == "colocated":
+        local = LocalExecutor()
+        stack.callback(local.close)
+        return local
+    from flowtrain.runtime.cluster import Cluster
+    from flowtrain.runtime.ray_executor import RayExecutor
+
+    cluster = Cluster(config.cluster)
+    stack.callback(cluster.close)
+    cluster.start(all_ranks(plan))
+    stop.install()
+    executor = RayExecutor(cluster, config.cluster.start_timeout_seconds)
+    stack.callback(executor.close)
+    return executor
+
+
+def _open(path: Path) -> Source:
+    source = open_source(path)
+    if not len(source):
+        raise DataError(f"{path} has no rows")
+    return source
+
+
+def _open_eval(config: Config) -> Source | None:
+    return _open(config.data.eval) if config.data.eval is not None else None

@@ -1,0 +1,97 @@
+"""Brings the processes of a plan up, in the one order in which each has what it needs.
+
+start ▶ prepare (weights, consumer 0) ▶ open_store (rank 0 of each side of several) ▶ configure (all at once)
+      ▶ attach (consumers open the producers' segments) ▶ restore (from a checkpoint)
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from flowtrain.config.loading import config_to_json
+from flowtrain.config.schema import Config
+from flowtrain.errors import LostProcessError
+from flowtrain.plan import Plan, RankPlan
+from flowtrain.runtime.executor import Executor, StageSpec
+from flowtrain.runtime.failure import true_cause
+from flowtrain.runtime.stages import StageReport
+from flowtrain.types import Role
+
+Rank = tuple[Role, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """Where a run goes on: the folder and the number of updates in it."""
+
+    folder: Path
+    step: int
+
+
+def all_ranks(plan: Plan) -> list[RankPlan]:
+    """Every process of the plan, readers first (they are ready first)."""
+    readers = [RankPlan(Role.READER, rank, "cpu", 1) for rank in range(plan.readers)]
+    return [*readers, *plan.producers.ranks, *plan.consumers.ranks]
+
+
+def start_stages(
+    config: Config, plan: Plan, executor: Executor, run_dir: Path, checkpoint: Checkpoint | None
+) -> dict[Rank, StageReport]:
+    """Start, configure, connect and restore every stage; returns what each tells of itself."""
+    timeout = max(config.cluster.start_timeout_seconds, 30.0)
+    ranks = all_ranks(plan)
+    executor.start(ranks)
+    config_json = config_to_json(config)
+    weights_dir = _ask(executor, {(Role.CONSUMER, 0): ("prepare", config_json)}, timeout)[Role.CONSUMER, 0]
+    sides = {
+        Role.PRODUCER: len(plan.producers.ranks),
+        Role.CONSUMER: len(plan.consumers.ranks),
+        Role.READER: plan.readers,
+    }
+    open_store = {
+        (role, 0): ("open_store", sides[role], timeout) for role in (Role.PRODUCER, Role.CONSUMER) if sides[role] > 1
+    }
+    stores = _ask(executor, open_store, timeout)
+    specs = {
+        (rank.role, rank.rank): StageSpec(
+            rank, sides[rank.role], config_json, weights_dir, str(run_dir), stores.get((rank.role, 0))
+        )
+        for rank in ranks
+    }
+    reports = _ask(executor, {key: ("configure", spec) for key, spec in specs.items()}, timeout)
+    segments = {rank: report.segment for (role, rank), report in reports.items() if role is Role.PRODUCER}
+    consumers = [key for key in specs if key[0] is Role.CONSUMER]
+    _ask(executor, {key: ("attach", segments) for key in consumers}, timeout)
+    if checkpoint is not None:
+        trained = [key for key in specs if key[0] is not Role.READER]
+        _ask(executor, {key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained}, timeout)
+    return reports
+
+
+def _ask(executor: Executor, calls: dict[Rank, tuple[Any, ...]], timeout: float) -> dict[Rank, Any]:
+    """Make these calls at once and wait for all answers; the first failure's true cause is raised."""
+    for (role, rank), (method, *args) in calls.items():
+        executor.submit(role, rank, method, *args)
+    answers: dict[Rank, Any] = {}
+    deadline = time.monotonic() + timeout
+    while len(answers) < len(calls):
+        answer = executor.next(0.5)
+        if answer is not None:
+            if answer.error is not None:
+                raise true_cause(answer, executor)
+            answers[answer.role, answer.rank] = answer.value
+        elif time.monotonic() > deadline:
+            method = next(iter(calls.values()))[0]
+            raise LostProcessError(
+                f"no answer to {method} within {timeout:g} s from {_names(calls.keys() - answers.keys())}; "
+                f"raise cluster.start_timeout_seconds if the machine is slow"
+            )
+    return answers
+
+
+def _names(ranks: Iterable[Rank]) -> str:
+    return ", ".join(f"{role} {rank}" for role, rank in sorted(ranks))
