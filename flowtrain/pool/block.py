@@ -1,0 +1,125 @@
+"""A block: 64 bytes of header, then the payload. The header is checked by readers and decides nothing (contract C6).
+
+    offset            offset + 64                                  offset + block_bytes(payload)
+      │ header            │ payload: the sample's features, later their gradients      │
+      └───────────────────┴────────────────────────────────────────────────────────────┘
+                          ▲ the block's address
+
+| state | written by | when |
+|---|---|---|
+| `EMPTY` | owner | the row was found bad: the block keeps both rings equal and holds nothing |
+| `FEATURES` | owner | `put` |
+| `GRADIENTS` | the one reader appointed | `put_gradient`, over the same bytes |
+| `FREED` | owner | the lease ended and the block's bytes may be used again |
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from enum import IntEnum
+from typing import NamedTuple
+
+from flowtrain.types import Address
+
+ALIGNMENT = 64
+"""Blocks and the tensors in them start at multiples of a cache line."""
+
+HEADER_BYTES = 64
+
+_MAGIC = b"FTBLOCK1"
+_LAYOUT = struct.Struct("<8sIIQqQQII8x")
+assert _LAYOUT.size == HEADER_BYTES
+
+
+class BlockError(AssertionError):
+    """A block is not what its reference says: a bug of ours, told with object, state and expectation."""
+
+
+class BlockState(IntEnum):
+    EMPTY = 0
+    FEATURES = 1
+    GRADIENTS = 2
+    FREED = 3
+
+
+class Header(NamedTuple):
+    """What a block says of itself.
+
+    `version` is the generation: the encoder version of the features. `checksum` is a CRC-32 of the payload, None unless the
+    writer was told to compute it.
+    """
+
+    state: BlockState
+    owner: int
+    version: int
+    position: int
+    address: Address
+    payload_bytes: int
+    checksum: int | None = None
+
+
+def align(num_bytes: int) -> int:
+    """Rounded up to the next multiple of `ALIGNMENT`."""
+    return -(-num_bytes // ALIGNMENT) * ALIGNMENT
+
+
+def block_bytes(payload_bytes: int) -> int:
+    """Pool bytes that a payload takes: its header, and itself rounded up."""
+    assert payload_bytes >= 0, f"a payload of {payload_bytes} bytes"
+    return HEADER_BYTES + align(payload_bytes)
+
+
+def write_header(memory: memoryview, header: Header) -> None:
+    """`memory` starts at the block's first byte."""
+    _LAYOUT.pack_into(
+        memory,
+        0,
+        _MAGIC,
+        header.owner,
+        header.state,
+        header.version,
+        header.position,
+        header.address,
+        header.payload_bytes,
+        header.checksum or 0,
+        header.checksum is not None,
+    )
+
+
+def read_header(memory: memoryview, where: str) -> Header:
+    """The header at the start of `memory`; `where` names the block if there is none."""
+    magic, owner, state, version, position, address, payload_bytes, checksum, has_checksum = _LAYOUT.unpack_from(memory)
+    if magic != _MAGIC:
+        raise BlockError(f"{where}: no block starts here, found {magic!r} instead of {_MAGIC!r}")
+    return Header(
+        BlockState(state),
+        owner,
+        version,
+        position,
+        Address(address),
+        payload_bytes,
+        checksum if has_checksum else None,
+    )
+
+
+def checksum_of(payload: memoryview) -> int:
+    return zlib.crc32(payload)
+
+
+def check_block(memory: memoryview, expected: Header, where: str) -> None:
+    """Compare a block (header and payload in `memory`) with what its reference says; the checksum only where one was written."""
+    found = read_header(memory, where)
+    if found._replace(checksum=None) != expected._replace(checksum=None):
+        differ = [
+            f"{name} is {getattr(found, name)!s}, expected {getattr(expected, name)!s}"
+            for name in Header._fields
+            if name != "checksum" and getattr(found, name) != getattr(expected, name)
+        ]
+        raise BlockError(f"{where}, in state {found.state.name}: {'; '.join(differ)}")
+    if found.checksum is not None:
+        actual = checksum_of(memory[HEADER_BYTES : HEADER_BYTES + found.payload_bytes])
+        if actual != found.checksum:
+            raise BlockError(
+                f"{where}, in state {found.state.name}: payload has checksum {actual:08x}, expected {found.checksum:08x}"
+            )
