@@ -5,8 +5,8 @@
     │ owner             │ offset in owner's segment │
     └───────────────────┴───────────────────────────┘
 
-Invariant: `make_address(owner_of(a), offset_of(a)) == a`. Addresses are non-negative signed 64-bit numbers, so that they fit
-into any message or header field.
+Invariant: `make_address(owner_of(a), offset_of(a)) == a`. Addresses are non-negative signed 64-bit numbers, so that
+they fit into any message or header field.
 """
 
 from __future__ import annotations

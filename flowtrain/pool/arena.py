@@ -6,18 +6,18 @@
     └────────────┴─────────┴─────────┴─────────┴──────────┴───────────┘
                  ▲ reclaimed next, once freed             ▲ allocated next
 
-1. `allocate` puts a block at the head. One that would straddle the end starts at 0 instead, and the bytes left over at the end
-   become a *pad*: charged like a block, free from the start, reclaimed with the blocks before it.
+1. `allocate` puts a block at the head. One that would straddle the end starts at 0 instead, and the bytes left over
+   at the end become a *pad*: charged like a block, free from the start, reclaimed with the blocks before it.
 2. `free` marks a block, then reclaims from the tail as long as the oldest entry is free.
 3. A ring that has become empty starts again at 0.
 
-Invariants: entries lie one after the other from tail to head; `used` is their sum and never above `capacity`; the oldest entry is
-live; at most one pad. The state before an allocation depends only on which blocks were allocated, in which order, and
-which of them are freed, not on when or in which order they were freed: so two rings that see the same allocations and have seen
-the same frees by each of them hand out the same offsets.
+Invariants: entries lie one after the other from tail to head; `used` is their sum and never above `capacity`; the
+oldest entry is live; at most one pad. The state before an allocation depends only on which blocks were allocated, in
+which order, and which of them are freed, not on when or in which order they were freed: so two rings that see the
+same allocations and have seen the same frees by each of them hand out the same offsets.
 
-Bound: blocks of at most B bytes each, S bytes in all, fit into a ring that holds nothing else when S + B ≤ capacity, wherever its
-head stands, since a pad is smaller than the block that did not fit.
+Bound: blocks of at most B bytes each, S bytes in all, fit into a ring that holds nothing else when S + B ≤ capacity,
+wherever its head stands, since a pad is smaller than the block that did not fit.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class BlockState(IntEnum):
 class Header(NamedTuple):
     """What a block says of itself.
 
-    `version` is the generation: the encoder version of the features. `checksum` is a CRC-32 of the payload, None unless the
-    writer was told to compute it.
+    `version` is the generation: the encoder version of the features. `checksum` is a CRC-32 of the payload, None
+    unless the writer was told to compute it.
     """
 
     state: BlockState
@@ -108,7 +108,7 @@ def checksum_of(payload: memoryview) -> int:
 
 
 def check_block(memory: memoryview, expected: Header, where: str) -> None:
-    """Compare a block (header and payload in `memory`) with what its reference says; the checksum only where one was written."""
+    """Compare a block (header and payload in `memory`) with what its reference says; `BlockError` if they differ."""
     found = read_header(memory, where)
     if found._replace(checksum=None) != expected._replace(checksum=None):
         differ = [
@@ -121,5 +121,5 @@ def check_block(memory: memoryview, expected: Header, where: str) -> None:
         actual = checksum_of(memory[HEADER_BYTES : HEADER_BYTES + found.payload_bytes])
         if actual != found.checksum:
             raise BlockError(
-                f"{where}, in state {found.state.name}: payload has checksum {actual:08x}, expected {found.checksum:08x}"
+                f"{where}, in state {found.state.name}: checksum is {actual:08x}, expected {found.checksum:08x}"
             )

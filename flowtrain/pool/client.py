@@ -34,7 +34,7 @@ from flowtrain.types import Address, EmbeddingRef, TensorSpec
 
 
 class PoolClient:
-    """`owner` None: a process that only reads. `checksum`: write and check a CRC of every payload (to find stray writes).
+    """`owner` None: a process that only reads. `checksum`: write and check a CRC of each payload, to find stray writes.
 
     >>> pool = PoolClient(make_transport("shm"), owner=0, segment_bytes=1 << 20)
     >>> address = pool.put(position=7, version=0, specs=specs, payload_bytes=4096, tensors=features)
@@ -80,9 +80,10 @@ class PoolClient:
         payload_bytes: int,
         tensors: Sequence[torch.Tensor] | None,
     ) -> Address:
-        """Allocate a block and copy a sample's features into it, cast to the pool's dtype; returns where its payload starts.
+        """Copy a sample's features, cast to the pool's dtype, into a new block; returns where its payload starts.
 
-        `tensors` None: the row was found bad. Its block is allocated, since the controller's ring has it, and not written.
+        `tensors` None: the row was found bad. Its block is allocated, since the controller's ring has it, and not
+        written.
         """
         assert self.owner is not None, "this process has no segment to put into"
         num_bytes = block_bytes(payload_bytes)
@@ -97,7 +98,7 @@ class PoolClient:
         return address
 
     def get(self, ref: EmbeddingRef) -> list[torch.Tensor]:
-        """Views of a sample's features, no copy. They hold features until `put_gradient`, and anything once the block is freed."""
+        """Views of a sample's features, no copy: valid until `put_gradient` or until the block's lease ends."""
         return _views(self._block(ref, BlockState.FEATURES), ref.tensors, ref.bytes)
 
     def put_gradient(self, ref: EmbeddingRef, grads: Sequence[torch.Tensor]) -> None:
@@ -182,7 +183,8 @@ def _copy(
 def _views(memory: memoryview, specs: Sequence[TensorSpec], payload_bytes: int) -> list[torch.Tensor]:
     """One tensor for each spec over the block's bytes.
 
-    Each has a storage of its own, so that a write into one block does not count as a change of another that autograd has saved.
+    Each has a storage of its own, so that a write into one block does not count as a change of another that autograd
+    has saved.
     """
     tensors = []
     for spec in specs:

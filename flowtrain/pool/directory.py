@@ -12,8 +12,8 @@
 | charged | `reserve` | `release` |
 | taken in the ring | `reserve` | `frees`, the point at which the owner's next order frees them too |
 
-Invariants: each owner's ring has the blocks of the units reserved and of those released but not handed out; addresses predicted
-at `reserve` are those that the owner announces; every block is released once and handed out once.
+Invariants: each owner's ring has the blocks of the units reserved and of those released but not handed out; addresses
+predicted at `reserve` are those that the owner announces; every block is released once and handed out once.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Directory:
         return self._rings[owner].room(map(block_bytes, payload_sizes))
 
     def reserve(self, owner: int, unit: UnitId, payload_sizes: Sequence[int]) -> bool:
-        """Charge a unit's blocks, in the order in which the owner will allocate them; False, and nothing changed, without room."""
+        """Charge a unit's blocks, in the order in which the owner will allocate them; without room False, no change."""
         assert unit not in self._units, f"unit {tuple(unit)} is reserved already"
         if not self.room(owner, payload_sizes):
             return False

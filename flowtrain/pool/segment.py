@@ -3,10 +3,11 @@
     owner                                   reader
     memfd_create ── handle (pid, fd) ─────▶ open /proc/PID/fd/FD ── inode checked ──▶ mmap
         │                                       │
-        └────────────── same pages ─────────────┘     gone when the last mapping is gone; no name in /dev/shm, nothing to unlink
+        └────────────── same pages ─────────────┘
 
-Pages appear when they are first touched, so a segment costs what was used of it. The size is sealed: no process can make another
-one's mapping fault by shrinking it.
+The memory goes with its last mapping; it has no name, so nothing is left in /dev/shm and nothing is to be unlinked.
+Pages appear when they are first touched, so a segment costs what was used of it. The size is sealed: no process can
+make another one's mapping fault by shrinking it.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ class Segment:
             self.memory = memoryview(mmap.mmap(fd, num_bytes))
         except OSError as error:
             raise PlanError(
-                f"the segment of {num_bytes} bytes of pool owner {owner} cannot be mapped ({error.strerror}): lower pool.bytes, or "
-                f"raise the memory limit of the process"
+                f"the segment of {num_bytes} bytes of pool owner {owner} cannot be mapped "
+                f"({error.strerror}): lower pool.bytes, or raise the memory limit of the process"
             ) from error
 
     @classmethod
@@ -82,17 +83,14 @@ class Segment:
         except OSError as error:
             if error.errno in (errno.EACCES, errno.EPERM):
                 raise PlanError(
-                    f"the segment of pool owner {handle.owner} cannot be opened through {path} ({error.strerror}): run producers "
-                    f"and consumers of one node as one user in one container"
+                    f"the segment of pool owner {handle.owner} cannot be opened through {path} ({error.strerror}): "
+                    f"run producers and consumers of one node as one user in one container"
                 ) from error
             raise _lost(handle, f"{path}: {error.strerror}") from error
         found = os.fstat(fd)
         if (found.st_ino, found.st_size) != (handle.inode, handle.bytes):
             os.close(fd)
-            raise _lost(
-                handle,
-                f"its descriptor has inode {found.st_ino} and {found.st_size} bytes, expected {handle.inode} and {handle.bytes}",
-            )
+            raise _lost(handle, f"its descriptor is another file of {found.st_size} bytes by now")
         try:
             return cls(handle.owner, fd, handle.bytes)
         except BaseException:
@@ -120,6 +118,6 @@ class Segment:
 
 def _lost(handle: SegmentHandle, what: str) -> LostProcessError:
     return LostProcessError(
-        f"process {handle.pid}, which holds the segment of pool owner {handle.owner}, is gone ({what}): see the log of that "
-        f"process for the cause"
+        f"process {handle.pid}, which holds the segment of pool owner {handle.owner}, is gone ({what}): "
+        f"see the log of that process for the cause"
     )

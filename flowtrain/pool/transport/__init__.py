@@ -8,6 +8,8 @@ from flowtrain.pool.transport.base import Transport
 from flowtrain.pool.transport.local import LocalTransport
 from flowtrain.pool.transport.shm import ShmTransport
 
+__all__ = ["TRANSPORTS", "LocalTransport", "ShmTransport", "Transport", "make_transport"]
+
 TRANSPORTS: dict[str, Callable[[], Transport]] = {"local": LocalTransport, "shm": ShmTransport}
 
 

@@ -23,8 +23,8 @@ class _Memory:
             self.mapping = mmap.mmap(-1, num_bytes)
         except OSError as error:
             raise PlanError(
-                f"a pool segment of {num_bytes} bytes cannot be mapped ({error.strerror}): lower pool.bytes, or raise the memory "
-                f"limit of the process"
+                f"a pool segment of {num_bytes} bytes cannot be mapped ({error.strerror}): "
+                f"lower pool.bytes, or raise the memory limit of the process"
             ) from error
         self.view = memoryview(self.mapping)
         self.bytes = num_bytes
@@ -62,8 +62,8 @@ class LocalTransport:
         memory = _memories.get(handle.inode) if handle.pid == os.getpid() else None
         if memory is None:
             raise LostProcessError(
-                f"the segment of pool owner {handle.owner} in process {handle.pid} is not in this process ({os.getpid()}), or was "
-                f"closed: set pool.transport: shm for a run of several processes"
+                f"the segment of pool owner {handle.owner} in process {handle.pid} is not in this one "
+                f"({os.getpid()}), or was closed: set pool.transport: shm for a run of several processes"
             )
         self._segments[handle.owner] = memory
 
