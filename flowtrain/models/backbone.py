@@ -1,0 +1,135 @@
+"""The consumer's half: the language model, its head, and the projector where the cut is before it (contracts C3, C4, C5).
+
+    token ids of a pack's samples ──▶ one long row ─┐
+    features of each sample ──▶ (projector) ────────┴──▶ model.forward(pack_lengths=…) ──▶ logits where a label is ──▶ Σ loss
+
+Invariants
+1. The first token of a sample is never predicted, the last predicts nothing: no label crosses a border.
+2. Rotary positions of a sample start at 0, whatever lies before it in the pack.
+3. The loss is the *sum* over trained tokens; the division is done once a step, by the controller's scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.functional import cross_entropy
+
+from flowtrain.config.schema import Config
+from flowtrain.models.half import Half, load_half
+from flowtrain.types import Cut, Module
+
+IGNORED_LABEL = -100
+
+
+@dataclass(frozen=True, slots=True)
+class PackSample:
+    """One sample of a pack, on the backbone's device.
+
+    Attributes:
+        input_ids: (T,) token ids, image placeholders expanded.
+        labels: (T,) unshifted, -100 where nothing is trained.
+        features: in the order of `shape.features(cut)`; None for a row without images.
+        grids: (images, 3) patches of each image; None for a row without images.
+    """
+
+    input_ids: torch.Tensor
+    labels: torch.Tensor
+    features: tuple[torch.Tensor, ...] | None = None
+    grids: torch.Tensor | None = None
+
+
+class BackboneHalf(Half):
+    """`one_by_one` is set by the load-time leak test where a model's layers mix tokens across samples (contract C5)."""
+
+    one_by_one: bool = False
+
+    @classmethod
+    def load(
+        cls, model_dir: Path, weights_dir: Path, config: Config, device: torch.device, dtype: torch.dtype | str
+    ) -> BackboneHalf:
+        """Read backbone parameters (and the projector's, where the cut is before it) from `weights_dir`.
+
+        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`.
+
+        Raises:
+            ConfigError: the folder cannot be used, or its family cannot be cut.
+            PlanError: the attention kernel asked for cannot run here.
+        """
+        before = config.cut is Cut.BEFORE_PROJECTOR
+        part = frozenset({Module.BACKBONE, Module.PROJECTOR} if before else {Module.BACKBONE})
+        model, family, table, compute_dtype = load_half(model_dir, weights_dir, config, part, device, dtype)
+        return cls(model, family, config.cut, part, table, device, compute_dtype)
+
+    def loss(self, samples: Sequence[PackSample], neighbours_visible: bool = False) -> tuple[torch.Tensor, int]:
+        """Sum of the token losses and number of trained tokens of one pack.
+
+        Cross entropy in the compute dtype, float32 for 16 bit. An empty pack costs nothing and has no graph.
+        `neighbours_visible` plants a fault: samples see those before them.
+        """
+        total = torch.zeros((), dtype=self._loss_dtype, device=self.device)
+        num_trained = 0
+        groups = [[sample] for sample in samples] if self.one_by_one else [list(samples)]
+        for group in groups:
+            if group:
+                logits_KV, targets_K = self.logits(group, neighbours_visible)
+                total = total + cross_entropy(logits_KV.to(self._loss_dtype), targets_K, reduction="sum")
+                num_trained += len(targets_K)
+        return total, num_trained
+
+    def logits(self, samples: Sequence[PackSample], neighbours_visible: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+        """(K, vocabulary) logits of the K places whose next token is trained, and the (K,) ids of those tokens."""
+        lengths = [len(sample.input_ids) for sample in samples]
+        places, targets = self._targets(samples)
+        with self.computing():
+            output = self.model(
+                input_ids=torch.cat([sample.input_ids for sample in samples])[None],
+                position_ids=self._positions(samples),
+                mm_encoder_outputs=self._encoder_outputs(samples),
+                logits_to_keep=places,
+                use_cache=False,
+                **self._borders([sum(lengths)] if neighbours_visible else lengths),
+            )
+        return output.logits[0], targets
+
+    @property
+    def _loss_dtype(self) -> torch.dtype:
+        return torch.float64 if self.compute_dtype is torch.float64 else torch.float32
+
+    def _borders(self, lengths: Sequence[int]) -> dict[str, Any]:
+        offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
+        return {"pack_lengths": tuple(lengths), "pack_offsets": offsets}
+
+    def _targets(self, samples: Sequence[PackSample]) -> tuple[torch.Tensor, torch.Tensor]:
+        """Places in the pack, and what they predict: the next token of the same sample, where it has a label."""
+        places, targets, start = [], [], 0
+        for sample in samples:
+            following = sample.labels[1:]
+            trained = (following != IGNORED_LABEL).nonzero()[:, 0]
+            places.append(trained + start)
+            targets.append(following[trained])
+            start += len(sample.labels)
+        return torch.cat(places), torch.cat(targets)
+
+    def _positions(self, samples: Sequence[PackSample]) -> torch.Tensor:
+        """(3, 1, T): rotary positions of every sample, each from 0."""
+        positions = [
+            self.family.positions(self.model, s.input_ids.cpu(), None if s.grids is None else s.grids.cpu())
+            for s in samples
+        ]
+        return torch.cat(positions, dim=1)[:, None].to(self.device)
+
+    def _encoder_outputs(self, samples: Sequence[PackSample]) -> Any:
+        """Features of all samples in pack order, or None where no sample has images."""
+        of_samples = [sample.features for sample in samples if sample.features is not None]
+        if not of_samples:
+            return None
+        features = tuple(torch.cat(tensors) for tensors in zip(*of_samples, strict=True))
+        if self.cut is Cut.BEFORE_PROJECTOR:
+            features = self.family.project(self.model, features)
+        return self.family.as_outputs(features)

@@ -1,0 +1,94 @@
+"""What the two halves share: how they are built, their dtypes, and their parameters by the whole model's names.
+
+| `model.dtype` | parameters | computed in | features in the pool |
+|---|---|---|---|
+| float32 | float32 | float32 | float32 |
+| bfloat16 | float32 | autocast to bfloat16 | bfloat16 |
+| float64 | float64 | float64 | float64 |
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from flowtrain.config.schema import Config
+from flowtrain.errors import ConfigError
+from flowtrain.models import attention
+from flowtrain.models.families import Family, family_of
+from flowtrain.models.loading import build_on_meta, load_part, read_config
+from flowtrain.models.table import module_of_parameters
+from flowtrain.types import Cut, Module
+
+
+class Half(nn.Module):
+    """A whole transformers model of which only the parameters of `part` exist; the others stay on meta."""
+
+    def __init__(
+        self, model: Any, family: Family, cut: Cut, part: frozenset[Module], table: dict[str, Module],
+        device: torch.device, compute_dtype: torch.dtype,
+    ) -> None:  # fmt: skip
+        super().__init__()
+        self.model = model
+        self.family = family
+        self.cut = cut
+        self.part = part
+        self.device = device
+        self.compute_dtype = compute_dtype
+        self._module_of = {name: module for name, module in table.items() if module in part}
+
+    def parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """This half's parameters, frozen ones too, under the names of the whole model."""
+        return {name: p for name, p in self.model.named_parameters() if name in self._module_of}
+
+    def module_of(self) -> dict[str, Module]:
+        return dict(self._module_of)
+
+    def computing(self) -> AbstractContextManager[Any]:
+        """The context in which this half computes: autocast for 16 bit, else none."""
+        if self.compute_dtype is torch.bfloat16:
+            return torch.autocast(self.device.type, torch.bfloat16)
+        return nullcontext()
+
+
+def load_half(
+    model_dir: Path, weights_dir: Path, config: Config, part: frozenset[Module], device: torch.device, dtype: torch.dtype | str
+) -> tuple[Any, Family, dict[str, Module], torch.dtype]:
+    """Build and fill one half; returns the model, its family, the whole model's table and the compute dtype."""
+    attention.register()
+    parameter_dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype)
+    compute_dtype = torch_dtype(config.model.dtype)
+    model_config = read_config(model_dir, config.model.trust_remote_code)
+    family = family_of(model_config.model_type)
+    text_config = model_config.get_text_config()
+    kernel = attention.choose_kernel(
+        config.model.attention, device, compute_dtype, float(getattr(text_config, "attention_dropout", 0.0))
+    )
+    model = build_on_meta(model_config, config.model.trust_remote_code, _kernels(model_config, text_config, kernel))
+    table = module_of_parameters(model)
+    load_part(model, table, part, weights_dir, device, parameter_dtype)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(table[name] in part and table[name] not in config.frozen)
+    if config.train.gradient_checkpointing:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    model.train()
+    return model, family, table, compute_dtype
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise ConfigError(f"model.dtype: {name!r} is not a torch dtype")
+    return dtype
+
+
+def _kernels(model_config: Any, text_config: Any, kernel: str) -> dict[str, str]:
+    """Kernel by sub-config: packs for the text part, transformers' own `sdpa` for the rest."""
+    kernels = {"": "sdpa"}
+    for name in model_config.sub_configs:
+        kernels[name] = kernel if getattr(model_config, name) is text_config else "sdpa"
+    return kernels

@@ -1,0 +1,94 @@
+"""Tensors on disk: safetensors files read by name and written whole.
+
+A folder holds either `model.safetensors`, or shards named by `model.safetensors.index.json`. Reading takes single tensors out of a
+memory-mapped file, so that a half touches only its own bytes. Writing goes to a name aside and is renamed when complete.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+
+from flowtrain.errors import ConfigError
+
+SINGLE_NAME = "model.safetensors"
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def has_weights(folder: Path) -> bool:
+    return (folder / SINGLE_NAME).is_file() or (folder / INDEX_NAME).is_file()
+
+
+def weight_files(folder: Path) -> dict[str, Path]:
+    """Name of every tensor in the folder → the file that holds it.
+
+    Raises:
+        ConfigError: no weights, an index that cannot be read, or a shard that is missing or damaged.
+    """
+    index = folder / INDEX_NAME
+    if index.is_file():
+        try:
+            shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        except (ValueError, KeyError, TypeError) as error:
+            raise ConfigError(f"{index}: not a weight index ({error}); fetch the model folder again") from error
+        for shard in sorted(set(shards.values())):
+            if not (folder / shard).is_file():
+                raise ConfigError(f"{index}: shard {shard} is missing beside it; fetch the model folder again")
+        return {name: folder / shard for name, shard in shards.items()}
+    single = folder / SINGLE_NAME
+    if not single.is_file():
+        raise ConfigError(f"{folder}: no {SINGLE_NAME} and no {INDEX_NAME}; set model.init: random, or add the weights")
+    return dict.fromkeys(tensor_names(single), single)
+
+
+def tensor_names(path: Path) -> list[str]:
+    with _open(path) as file:
+        return list(file.keys())
+
+
+def read_tensors(files: Mapping[str, Path], names: Iterable[str]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The named tensors, file by file, each a CPU tensor in its stored dtype."""
+    by_file: dict[Path, list[str]] = {}
+    for name in names:
+        by_file.setdefault(files[name], []).append(name)
+    for path, wanted in by_file.items():
+        with _open(path) as file:
+            for name in wanted:
+                yield name, file.get_tensor(name)
+
+
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
+    """Write one safetensors file, whole or not at all."""
+    aside = path.with_name(path.name + ".tmp")
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside, metadata={"format": "pt"})
+    write_through(aside)
+    os.replace(aside, path)
+
+
+def write_json(value: object, path: Path) -> None:
+    aside = path.with_name(path.name + ".tmp")
+    aside.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+    write_through(aside)
+    os.replace(aside, path)
+
+
+def write_through(path: Path) -> None:
+    """Flush a file's bytes to the disk, so that its later rename cannot be seen before them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path):  # type: ignore[no-untyped-def]  # safetensors ships no types
+    try:
+        return safe_open(path, framework="pt", device="cpu")
+    except (SafetensorError, OSError) as error:
+        raise ConfigError(f"{path}: not a readable safetensors file ({error}); fetch the model folder again") from error
