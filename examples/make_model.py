@@ -1,8 +1,8 @@
 """Makes the model folder of an example job, offline: `python examples/make_model.py digits|emoji [OUT]`.
 
-The folder is an ordinary Hugging Face one of the Qwen3-VL kind, small enough for a laptop CPU: config, tokenizer (byte-level
-BPE trained on the example's own rows), image and video processor, chat template. It holds no weights: a run with
-`model.init: random` draws them from its seed. The same input gives the same files.
+The folder is an ordinary Hugging Face one of the Qwen3-VL kind, small enough for a laptop CPU: config, tokenizer
+(byte-level BPE trained on the example's own rows), image and video processor, chat template. It holds no weights: a run
+with `model.init: random` draws them from its seed. The same input gives the same files.
 
     rows ──▶ tokenizer ─┬─▶ processor (patches of 8 pixels, 2 × 2 patches a visual token)
                         └─▶ config (vocabulary size, ids of the image tokens)
