@@ -61,9 +61,11 @@ class RayExecutor:
         self._pids: dict[tuple[Role, int], int] = {}
         self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
         self._closing = False
+        self._run = 0
 
     def start(self, ranks: Sequence[RankPlan]) -> None:
         wanted = {(plan.role, plan.rank): plan for plan in ranks}
+        self._run += 1
         if self._actors:
             assert wanted.keys() <= self._actors.keys(), "a started executor serves plans that fit its actors"
             return
@@ -124,9 +126,11 @@ class RayExecutor:
         self._actors.clear()
 
     def _listen(self, ref: Any, role: Role, rank: int, method: str, payload: Any = None) -> None:
+        run = self._run
+
         def done(future: Future[Any]) -> None:
-            if self._closing:
-                return
+            if self._closing or (run != self._run and method != "watch"):
+                return  # an answer to an earlier run of a shared executor
             error = future.exception()
             if error is None:
                 self._answers.put(Answer(role, rank, method, future.result(), payload=payload))

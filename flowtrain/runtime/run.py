@@ -11,6 +11,7 @@ import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings, pool_room
 from flowtrain.config.schema import Config
@@ -48,11 +49,12 @@ class Inputs:
     plan: Plan
     train: Source
     eval: Source | None
-    state: dict[str, object] | None
+    resume: Path | None
+    state: dict[str, Any] | None
 
     @property
     def first_step(self) -> int:
-        return int(self.state["step"]) if self.state else 0  # type: ignore[call-overload]
+        return self.state["step"] if self.state else 0
 
     def sample_bytes(self, sample: SampleMeta) -> int:
         """Payload bytes of a sample's features in the pool."""
@@ -68,20 +70,31 @@ class Inputs:
         return frozenset(role for role, modules in sides.items() if modules & trainable)
 
 
-def execute(config: Config, run_dir: Path, resume: Path | None, stop: StopRequest, dump: bool = False) -> None:
-    """Run to the end; raises what ended it. `dump`: write gradients and parameters of every step (verify)."""
+def execute(
+    config: Config,
+    run_dir: Path,
+    resume: Path | None,
+    stop: StopRequest,
+    dump: bool = False,
+    executor: Executor | None = None,
+) -> None:
+    """Run to the end; raises what ended it.
+
+    `resume`: a complete checkpoint folder. `dump`: write gradients and parameters of every step (verify). `executor`: one
+    that the caller has started and will close; it must have a process for each rank of the plan.
+    """
     state = read_state(resume) if resume else None
     shape = read_shape(config.model.path)
     inventory = local_inventory()
     plan = make_plan(config, shape, inventory)
-    inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), state)
+    inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
     with ExitStack() as stack:
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
         ledger = Ledger(inputs.config, shape, plan, files, state)
         try:
             for warning in plan_warnings(config, plan, inventory):
                 ledger.line(f"warning: {warning}")
-            _train(inputs, ledger, files, stop, stack, dump)
+            _train(inputs, ledger, files, stop, executor or _executor(config, plan, stop, stack), dump)
             if stop.requested:
                 raise stop.error()
         except BaseException as error:
@@ -90,7 +103,9 @@ def execute(config: Config, run_dir: Path, resume: Path | None, stop: StopReques
         ledger.close(None)
 
 
-def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, stack: ExitStack, dump: bool) -> None:
+def _train(
+    inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, executor: Executor, dump: bool
+) -> None:
     config, plan = inputs.config, inputs.plan
     spec = composition(inputs)
     cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut)
@@ -98,10 +113,7 @@ def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, s
     files.decision(at, "plan", plan=plan_to_dict(plan))
     files.decision(at, "composition", seed=config.run.seed, fingerprint=inputs.train.fingerprint, **spec.to_dict())
     files.decision(at, "cost", **cost.to_dict())
-    executor = _executor(config, plan, stop, stack)
-    checkpoint = None
-    if inputs.state is not None and (folder := inputs.state.get("folder")):
-        checkpoint = Checkpoint(Path(str(folder)), inputs.first_step)
+    checkpoint = Checkpoint(inputs.resume, inputs.first_step) if inputs.resume else None
     reports = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
     stop.install()
     ledger.started(reports)
@@ -161,7 +173,7 @@ def _controller(
 ) -> Controller:
     config, plan = inputs.config, inputs.plan
     state = inputs.state or {"step": 0, "cursor": 0, "carried": []}
-    cursor, carried = int(state["cursor"]), tuple(state["carried"])  # type: ignore[call-overload, arg-type]
+    cursor, carried = state["cursor"], tuple(state["carried"])
     num_rows = len(inputs.train)
     payloads = Payloads()
     composer = Composer(spec, cost, cursor=cursor, carried=carried, step=inputs.first_step)
