@@ -1,0 +1,81 @@
+"""Real signals, in a process of their own."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+
+PROGRAM = """
+import sys, time
+from flowtrain.errors import FlowTrainError
+from flowtrain.runtime.signals import StopRequest
+stop = StopRequest(deadline_seconds=30)
+stop.install()
+stop.orderly = sys.argv[1] == "training"
+print("ready", flush=True)
+try:
+    for _ in range(2000):
+        time.sleep(0.01)
+        if stop.requested:
+            print("orderly", flush=True)
+            if len(sys.argv) == 2:
+                raise stop.error()
+except FlowTrainError as error:
+    print("ended", flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+def start(*arguments: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen([sys.executable, "-c", PROGRAM, *arguments], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, EXIT_INTERRUPTED), (signal.SIGTERM, EXIT_TERMINATED)])
+def test_first_signal_while_training_asks(number: signal.Signals, code: int) -> None:
+    with start("training") as process:
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=20)
+    assert (output.splitlines(), process.returncode) == (["orderly", "ended"], code)
+
+
+def test_signal_while_starting_ends_at_once() -> None:
+    with start("starting") as process:
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+    assert (output.splitlines(), process.returncode) == (["ended"], EXIT_INTERRUPTED)
+
+
+def test_second_signal_ends_at_once() -> None:
+    with start("training", "go-on") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "orderly\n"
+        process.send_signal(signal.SIGINT)
+        output, _ = process.communicate(timeout=20)
+    assert output.splitlines()[-1] == "ended"
+    assert process.returncode == EXIT_INTERRUPTED
+
+
+def test_process_dies_with_the_one_it_is_tied_to(tmp_path: Path) -> None:
+    tied = (
+        "import os, sys, time; from flowtrain.runtime.guard import die_with; "
+        "die_with(int(sys.argv[1]), os.uname().nodename); print('tied', flush=True); time.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as anchor:
+        command = [sys.executable, "-c", tied, str(anchor.pid)]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "tied\n"
+            os.kill(anchor.pid, signal.SIGKILL)
+            started = time.monotonic()
+            assert process.wait(timeout=10) == -signal.SIGKILL
+            assert time.monotonic() - started < 5
