@@ -12,7 +12,7 @@
 3. A ring that has become empty starts again at 0.
 
 Invariants: entries lie one after the other from tail to head; `used` is their sum and never above `capacity`; the
-oldest entry is live; at most one pad. The state before an allocation depends only on which blocks were allocated, in
+oldest entry is live. The state before an allocation depends only on which blocks were allocated, in
 which order, and which of them are freed, not on when or in which order they were freed: so two rings that see the
 same allocations and have seen the same frees by each of them hand out the same offsets.
 
@@ -108,16 +108,13 @@ class RingArena:
 
     def assert_invariants(self) -> None:
         offset = self._entries[0].offset if self._entries else 0
-        pads = 0
         for entry in self._entries:
             assert entry.offset == offset % max(self.capacity, 1), f"entry at {entry.offset}, expected {offset}"
             assert entry.offset + entry.num_bytes <= self.capacity, f"block at {entry.offset} straddles the end"
             offset = entry.offset + entry.num_bytes
-            pads += entry.freed and entry.num_bytes > 0 and offset == self.capacity and entry.offset not in self._live
         assert self._head == offset % max(self.capacity, 1), f"head at {self._head}, expected {offset}"
         assert self.used == sum(entry.num_bytes for entry in self._entries), "used is not the sum of the entries"
         assert 0 <= self.used <= self.capacity, f"{self.used} of {self.capacity} bytes used"
         assert not self._entries or not self._entries[0].freed, "the oldest entry is free and was not reclaimed"
-        assert pads <= 1, f"{pads} pads in one ring"
         live = {entry.offset for entry in self._entries if not entry.freed}
         assert live == self._live.keys(), "live blocks and entries differ"
