@@ -126,7 +126,9 @@ def _check(
 ) -> None:
     assert query.shape[0] == 1, "a pack is one long row"
     assert attention_mask is None, "boundaries come from pack_lengths, never from a mask"
-    assert sum(pack_lengths) == query.shape[2], f"pack lengths add up to {sum(pack_lengths)}, the pack has {query.shape[2]}"
+    assert sum(pack_lengths) == query.shape[2], (
+        f"pack lengths add up to {sum(pack_lengths)}, the pack has {query.shape[2]}"
+    )
     window = kwargs.get("sliding_window")
     assert window is None or max(pack_lengths) <= window, f"a sample is longer than the attention window of {window}"
     assert kwargs.get("softcap") is None, "logit soft-capping is not supported in packs"

@@ -82,7 +82,9 @@ class BackboneHalf(Half):
                 num_trained += len(targets_K)
         return total, num_trained
 
-    def logits(self, samples: Sequence[PackSample], neighbours_visible: bool = False) -> tuple[torch.Tensor, torch.Tensor]:
+    def logits(
+        self, samples: Sequence[PackSample], neighbours_visible: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """(K, vocabulary) logits of the K places whose next token is trained, and the (K,) ids of those tokens."""
         lengths = [len(sample.input_ids) for sample in samples]
         places, targets = self._targets(samples)

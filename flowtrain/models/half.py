@@ -56,7 +56,12 @@ class Half(nn.Module):
 
 
 def load_half(
-    model_dir: Path, weights_dir: Path, config: Config, part: frozenset[Module], device: torch.device, dtype: torch.dtype | str
+    model_dir: Path,
+    weights_dir: Path,
+    config: Config,
+    part: frozenset[Module],
+    device: torch.device,
+    dtype: torch.dtype | str,
 ) -> tuple[Any, Family, dict[str, Module], torch.dtype]:
     """Build and fill one half; returns the model, its family, the whole model's table and the compute dtype."""
     attention.register()

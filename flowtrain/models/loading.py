@@ -38,7 +38,9 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> Any:
     try:
         return AutoConfig.from_pretrained(model_dir, trust_remote_code=trust_remote_code, local_files_only=True)
     except (ValueError, OSError, KeyError, TypeError) as error:
-        raise ConfigError(f"{model_dir / 'config.json'}: transformers cannot read it ({error}); repair the folder") from error
+        raise ConfigError(
+            f"{model_dir / 'config.json'}: transformers cannot read it ({error}); repair the folder"
+        ) from error
 
 
 def build_on_meta(model_config: Any, trust_remote_code: bool, attention: dict[str, str] | None = None) -> Any:
@@ -63,7 +65,12 @@ def _from_config(model_config: Any, trust_remote_code: bool, **kwargs: Any) -> A
 
 
 def load_part(
-    model: Any, table: dict[str, Module], part: frozenset[Module], folder: Path, device: torch.device, dtype: torch.dtype
+    model: Any,
+    table: dict[str, Module],
+    part: frozenset[Module],
+    folder: Path,
+    device: torch.device,
+    dtype: torch.dtype,
 ) -> None:
     """Fill the parameters of `part`, and all buffers, of a model built on meta; the rest stays on meta.
 
@@ -135,7 +142,9 @@ def _fill_buffers(model: Any, files: dict[str, Path], device: torch.device) -> N
     for path, module in model.named_modules():
         for attribute, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.is_meta:
-                raise ConfigError(f"model.path: {path}.{attribute} is a tensor that cannot be loaded for one half alone")
+                raise ConfigError(
+                    f"model.path: {path}.{attribute} is a tensor that cannot be loaded for one half alone"
+                )
 
 
 # --- whole-model weights ----------------------------------------------------------------------------------------------
@@ -150,7 +159,9 @@ def ensure_weights(config: Config) -> Path:
     model_dir, init = config.model.path, config.model.init
     present = weights.has_weights(model_dir)
     if init == "pretrained" and not present:
-        raise ConfigError(f"model.init: pretrained, but {model_dir} has no safetensors weights; add them, or use random")
+        raise ConfigError(
+            f"model.init: pretrained, but {model_dir} has no safetensors weights; add them, or use random"
+        )
     model_config = read_config(model_dir, config.model.trust_remote_code)
     meta = build_on_meta(model_config, config.model.trust_remote_code)
     random = init == "random" or not present

@@ -85,7 +85,9 @@ def parameter_rows(parameters: Mapping[str, nn.Parameter], modules: Mapping[str,
     for name, parameter in parameters.items():
         groups.setdefault((modules[name], parameter.requires_grad, parameter.dtype), []).append(parameter)
     return tuple(
-        ParameterRow(module, trainable, count := _count(group), count * dtype.itemsize, str(dtype).removeprefix("torch."))
+        ParameterRow(
+            module, trainable, count := _count(group), count * dtype.itemsize, str(dtype).removeprefix("torch.")
+        )
         for (module, trainable, dtype), group in groups.items()
     )
 

@@ -1,0 +1,62 @@
+"""Attention over packs equals attention of each sample alone, whatever the lengths."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.nn.functional import scaled_dot_product_attention
+
+from flowtrain.errors import PlanError
+from flowtrain.models.attention import SEGMENTS, VARLEN, attention_by_segments, choose_kernel
+
+DIM = 8
+
+
+def _projections(total: int, heads: int, key_heads: int, seed: int) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        torch.randn(1, n, total, DIM, generator=generator, dtype=torch.float64) for n in (heads, key_heads, key_heads)
+    ]
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    grouped=st.sampled_from([1, 2, 4]),
+    seed=st.integers(0, 99),
+)
+def test_equals_one_masked_square(lengths: list[int], grouped: int, seed: int) -> None:
+    query, key, value = _projections(sum(lengths), 4, 4 // grouped, seed)
+    out, none = attention_by_segments(
+        torch.nn.Identity(), query, key, value, None, pack_lengths=lengths, scaling=0.3, sliding_window=None
+    )
+    assert none is None
+    sample = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    visible = (sample[:, None] == sample[None, :]).tril()
+    expected = scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=0.3, enable_gqa=True)
+    torch.testing.assert_close(out, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
+
+
+def test_borders_that_do_not_fit_are_our_bug() -> None:
+    query, key, value = _projections(6, 2, 2, 0)
+    module = torch.nn.Identity()
+    with pytest.raises(AssertionError, match="add up to 5"):
+        attention_by_segments(module, query, key, value, None, pack_lengths=(2, 3))
+    with pytest.raises(AssertionError, match="never from a mask"):
+        attention_by_segments(module, query, key, value, torch.ones(6, 6), pack_lengths=(6,))
+    with pytest.raises(AssertionError, match="longer than the attention window of 3"):
+        attention_by_segments(module, query, key, value, None, pack_lengths=(2, 4), sliding_window=3)
+
+
+def test_kernel_follows_device_and_dtype() -> None:
+    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
+    assert choose_kernel("auto", cpu, torch.bfloat16) == SEGMENTS
+    assert choose_kernel("auto", cuda, torch.float32) == SEGMENTS
+    assert choose_kernel("sdpa", cuda, torch.bfloat16) == SEGMENTS
+    assert choose_kernel("auto", cuda, torch.bfloat16) == VARLEN
+    assert choose_kernel("flash", cuda, torch.bfloat16) == VARLEN
+    assert choose_kernel("auto", cuda, torch.bfloat16, dropout=0.1) == SEGMENTS
+    with pytest.raises(PlanError, match=r"model\.attention: flash needs a CUDA device"):
+        choose_kernel("flash", cpu, torch.bfloat16)
