@@ -1,0 +1,1 @@
+"""Benchmarks: `python -m benchmarks.NAME --json FILE --check`; see README.md."""
