@@ -1,0 +1,336 @@
+"""One suite over every way in which an owner and a reader share segments.
+
+| pair | owner | reader |
+|---|---|---|
+| `local` | this process | the same process, private memory |
+| `shm` | this process | the same process, attached through /proc |
+| `shm-spawned` | this process | another process, told what to do over a pipe |
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+from collections.abc import Iterator
+from multiprocessing.connection import Connection
+from typing import Any
+
+import pytest
+import torch
+
+from flowtrain.errors import LostProcessError, PlanError
+from flowtrain.pool.arena import ArenaFullError
+from flowtrain.pool.block import HEADER_BYTES, BlockError, block_bytes
+from flowtrain.pool.client import PoolClient
+from flowtrain.pool.transport import TRANSPORTS, make_transport
+from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
+
+SEGMENT_BYTES = 1 << 20
+SECONDS = 60.0
+PAIRS = ["local", "shm", "shm-spawned"]
+
+
+class Reader:
+    """A pool that only reads. `keep` holds views under a name, `look` returns copies of what they show now."""
+
+    def __init__(self, transport: str) -> None:
+        self.pool = PoolClient(make_transport(transport), owner=None, segment_bytes=0)
+        self.kept: dict[str, list[torch.Tensor]] = {}
+
+    def do(self, method: str, *args: Any) -> Any:
+        return getattr(self, method)(*args)
+
+    def attach(self, handles: Any) -> None:
+        self.pool.attach(handles)
+
+    def get(self, ref: EmbeddingRef) -> list[torch.Tensor]:
+        return [view.clone() for view in self.pool.get(ref)]
+
+    def keep(self, name: str, ref: EmbeddingRef) -> None:
+        self.kept[name] = self.pool.get(ref)
+
+    def look(self, name: str) -> list[torch.Tensor]:
+        return [view.clone() for view in self.kept[name]]
+
+    def put_gradient(self, ref: EmbeddingRef, grads: list[torch.Tensor]) -> None:
+        self.pool.put_gradient(ref, grads)
+
+    def drop(self) -> None:
+        self.kept.clear()
+        self.pool.close()
+
+
+def serve(connection: Connection) -> None:
+    """The other process's end: calls in, results or errors out; tensors travel as raw bytes."""
+    readers: dict[int, Reader] = {}
+    while True:
+        message = connection.recv()
+        if message is None:
+            return
+        number, method, args = message
+        try:
+            reader = readers.setdefault(number, Reader("shm"))
+            result = reader.do(method, *(_unpacked(arg) for arg in args))
+            connection.send((_packed(result), None))
+        except Exception as error:
+            connection.send((None, error))
+
+
+def _packed(value: Any) -> Any:
+    if isinstance(value, list):
+        return [(bytes(t.contiguous().view(torch.uint8).numpy()), tuple(t.shape), t.dtype) for t in value]
+    return value
+
+
+def _unpacked(value: Any) -> Any:
+    if isinstance(value, list):
+        return [torch.tensor(list(raw), dtype=torch.uint8).view(dtype).reshape(shape) for raw, shape, dtype in value]
+    return value
+
+
+class RemoteReader:
+    """The same calls, made in another process."""
+
+    def __init__(self, connection: Connection, number: int) -> None:
+        self.connection = connection
+        self.number = number
+
+    def do(self, method: str, *args: Any) -> Any:
+        self.connection.send((self.number, method, [_packed(arg) for arg in args]))
+        assert self.connection.poll(SECONDS), f"the reader did not answer {method} in {SECONDS:.0f} s"
+        result, error = self.connection.recv()
+        if error is not None:
+            raise error
+        return _unpacked(result)
+
+
+@pytest.fixture(scope="module")
+def remote() -> Iterator[Connection]:
+    context = multiprocessing.get_context("spawn")
+    mine, theirs = context.Pipe()
+    process = context.Process(target=serve, args=(theirs,))
+    process.start()
+    theirs.close()
+    yield mine
+    mine.send(None)
+    process.join(SECONDS)
+    assert process.exitcode == 0
+    process.close()
+    mine.close()
+
+
+class Pair:
+    """An owner's pool and a reader that is attached to it."""
+
+    def __init__(self, owner: PoolClient, reader: Reader | RemoteReader) -> None:
+        self.owner = owner
+        self.reader = reader
+
+    def put(self, position: int, tensors: list[torch.Tensor], version: int = 0) -> EmbeddingRef:
+        specs, end = specs_of(tensors)
+        address = self.owner.put(position, version, specs, end, tensors)
+        unit = UnitId(Phase.TRAIN, 1, 0, 0, position)
+        return EmbeddingRef(position, unit, address, end, specs, ((1, 2, 2),), version)
+
+
+def specs_of(tensors: list[torch.Tensor]) -> tuple[tuple[TensorSpec, ...], int]:
+    specs, end = [], 0
+    for tensor in tensors:
+        specs.append(TensorSpec(end, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
+        end = -(-(end + tensor.nbytes) // 64) * 64
+    return tuple(specs), end
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    transport = request.param.partition("-")[0]
+    owner = PoolClient(make_transport(transport), owner=5, segment_bytes=SEGMENT_BYTES)
+    reader: Reader | RemoteReader = Reader(transport)
+    if request.param == "shm-spawned":
+        reader = RemoteReader(request.getfixturevalue("remote"), id(owner))
+    handle = owner.handle()
+    assert handle is not None
+    reader.do("attach", {5: handle})
+    yield Pair(owner, reader)
+    reader.do("drop")
+    owner.close()
+
+
+def test_every_transport_is_in_the_suite() -> None:
+    assert {name.partition("-")[0] for name in PAIRS} == TRANSPORTS.keys()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_features_arrive_bit_for_bit(pair: Pair, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(n, 24, generator=generator).to(dtype) for n in (7, 1, 0)]
+    refs = [pair.put(position, [tensor * position for tensor in tensors]) for position in range(4)]
+    for ref in reversed(refs):
+        got = pair.reader.do("get", ref)
+        assert [t.dtype for t in got] == [dtype] * 3
+        for tensor, expected in zip(got, tensors, strict=True):
+            assert torch.equal(tensor, expected * ref.position)
+
+
+def test_a_gradient_lies_over_its_features_and_nowhere_else(pair: Pair) -> None:
+    before, ref, after = (pair.put(p, [torch.full((5, 3), float(p)), torch.ones(2)]) for p in (1, 2, 3))
+    used = pair.owner.page_bytes()
+    grads = [torch.arange(15.0).reshape(5, 3), torch.tensor([-1.0, 0.5])]
+    pair.reader.do("put_gradient", ref, grads)
+    assert all(torch.equal(a, b) for a, b in zip(pair.owner.gradients(ref), grads, strict=True))
+    assert pair.owner.page_bytes() == used
+    assert torch.equal(pair.reader.do("get", before)[0], torch.full((5, 3), 1.0))
+    assert torch.equal(pair.reader.do("get", after)[0], torch.full((5, 3), 3.0))
+    with pytest.raises(BlockError, match="in state GRADIENTS: state is 2, expected 1"):
+        pair.reader.do("get", ref)
+    with pytest.raises(BlockError, match="in state FEATURES: state is 1, expected 2"):
+        pair.owner.gradients(before)
+
+
+def test_a_reader_has_views_and_not_copies(pair: Pair) -> None:
+    ref = pair.put(1, [torch.zeros(4)])
+    pair.reader.do("keep", "view", ref)
+    pair.owner.get(ref)[0].fill_(8.0)
+    assert torch.equal(pair.reader.do("look", "view")[0], torch.full((4,), 8.0))
+    pair.reader.do("put_gradient", ref, [torch.full((4,), 9.0)])
+    assert torch.equal(pair.reader.do("look", "view")[0], torch.full((4,), 9.0))
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"position": 8}, "position is 7, expected 8"),
+        ({"version": 3}, "version is 2, expected 3"),
+        ({"bytes": 64}, "payload_bytes is 128, expected 64"),
+    ],
+)
+def test_a_reference_that_is_not_the_block_is_refused(pair: Pair, change: dict[str, int], told: str) -> None:
+    ref = pair.put(7, [torch.ones(32)], version=2)
+    wrong = EmbeddingRef(**{**{name: getattr(ref, name) for name in EmbeddingRef.__slots__}, **change})
+    with pytest.raises(BlockError, match=told):
+        pair.reader.do("get", wrong)
+    assert torch.equal(pair.reader.do("get", ref)[0], torch.ones(32))
+
+
+def test_an_address_where_no_block_starts_is_refused(pair: Pair) -> None:
+    ref = pair.put(7, [torch.ones(32)])
+    fields = {name: getattr(ref, name) for name in EmbeddingRef.__slots__}
+    with pytest.raises(BlockError, match="no block starts here"):
+        pair.reader.do("get", EmbeddingRef(**{**fields, "address": Address(ref.address + 64)}))
+    with pytest.raises(BlockError, match="outside the segment"):
+        pair.reader.do("get", EmbeddingRef(**{**fields, "address": Address(ref.address + SEGMENT_BYTES - 64)}))
+    with pytest.raises(BlockError, match=r"owner 6 is not attached, only \[5\]"):
+        pair.reader.do("get", EmbeddingRef(**{**fields, "address": Address(ref.address + (1 << 40))}))
+
+
+def test_a_freed_block_and_a_bad_rows_block_cannot_be_read(pair: Pair) -> None:
+    ref = pair.put(7, [torch.ones(32)])
+    address = pair.owner.put(8, 0, ref.tensors, ref.bytes, None)
+    assert address == ref.address + block_bytes(ref.bytes), "a bad row takes its place in the ring"
+    fields = {name: getattr(ref, name) for name in EmbeddingRef.__slots__}
+    with pytest.raises(BlockError, match="in state EMPTY"):
+        pair.reader.do("get", EmbeddingRef(**{**fields, "position": 8, "address": address}))
+    pair.owner.free([ref.address])
+    with pytest.raises(BlockError, match="in state FREED"):
+        pair.reader.do("get", ref)
+    with pytest.raises(AssertionError, match="freed twice"):
+        pair.owner.free([ref.address])
+    with pytest.raises(AssertionError, match="owner 5 is told to free"):
+        pair.owner.free([Address(ref.address + (1 << 40))])
+
+
+def test_the_segment_is_bounded_and_its_bytes_are_used_again(pair: Pair) -> None:
+    block = torch.ones((1 << 18) // 4 - 2 * HEADER_BYTES // 4)
+    refs = [pair.put(p, [block * p]) for p in range(4)]
+    with pytest.raises(ArenaFullError):
+        pair.put(4, [block])
+    pair.owner.free(ref.address for ref in refs[:2])
+    again = pair.put(5, [block * 5])
+    assert again.address == refs[0].address
+    assert torch.equal(pair.reader.do("get", again)[0], block * 5)
+    assert torch.equal(pair.reader.do("get", refs[2])[0], block * 2)
+    assert pair.owner.page_bytes() <= SEGMENT_BYTES
+
+
+def test_pages_appear_when_they_are_touched(pair: Pair) -> None:
+    assert pair.owner.page_bytes() == 0
+    pair.put(0, [torch.ones(1 << 14)])
+    first = pair.owner.page_bytes()
+    assert 1 << 16 <= first <= (1 << 16) + 4 * 4096
+    for position in range(1, 40):
+        ref = pair.put(position, [torch.ones(1 << 10)])
+        pair.owner.free([ref.address])
+    assert pair.owner.page_bytes() > first
+
+
+def test_an_unwritten_block_touches_its_header_only(pair: Pair) -> None:
+    pair.owner.put(0, 0, (TensorSpec(0, (1 << 17,), "float32"),), 1 << 19, None)
+    assert pair.owner.page_bytes() == 4096
+
+
+def test_features_are_cast_and_gradients_are_not(pair: Pair) -> None:
+    specs = (TensorSpec(0, (3,), "bfloat16"),)
+    exact = torch.tensor([1.0, 1.00390625, 3.0])
+    address = pair.owner.put(0, 0, specs, 64, [exact])
+    ref = EmbeddingRef(0, UnitId(Phase.TRAIN, 1, 0, 0, 0), address, 64, specs, (), 0)
+    assert torch.equal(pair.reader.do("get", ref)[0], exact.to(torch.bfloat16))
+    with pytest.raises(AssertionError, match=r"is torch\.float32, expected bfloat16"):
+        pair.reader.do("put_gradient", ref, [exact])
+
+
+def test_a_wrong_shape_is_refused_and_never_broadcast(pair: Pair) -> None:
+    specs = (TensorSpec(0, (3, 2), "float32"),)
+    with pytest.raises(AssertionError, match=r"features of position 0 have shape \(2,\), expected \(3, 2\)"):
+        pair.owner.put(0, 0, specs, 64, [torch.ones(2)])
+    with pytest.raises(AssertionError, match="ends past its payload of 16 bytes"):
+        pair.owner.put(0, 0, specs, 16, [torch.ones(3, 2)])
+
+
+def test_views_outlive_the_pool(pair: Pair) -> None:
+    ref = pair.put(1, [torch.arange(6.0)])
+    pair.reader.do("keep", "view", ref)
+    pair.owner.close()
+    pair.owner.close()
+    assert torch.equal(pair.reader.do("look", "view")[0], torch.arange(6.0))
+
+
+def test_a_closed_segment_cannot_be_attached(pair: Pair) -> None:
+    handle = pair.owner.handle()
+    assert handle is not None
+    again = PoolClient(make_transport("local" if handle.fd < 0 else "shm"), None, 0)
+    again.attach({5: handle})
+    again.attach({5: handle})
+    again.close()
+    pair.reader.do("drop")
+    pair.owner.close()
+    with pytest.raises(LostProcessError, match="pool owner 5"):
+        again.attach({5: handle})
+
+
+def test_a_write_into_one_block_is_no_change_of_another() -> None:
+    """What autograd has saved of one sample must survive puts of others into the same segment."""
+    pool = PoolClient(make_transport("local"), owner=0, segment_bytes=SEGMENT_BYTES)
+    pair = Pair(pool, Reader("local"))
+    features = pool.get(pair.put(0, [torch.full((3,), 2.0)]))[0].detach().requires_grad_()
+    loss = (features * features).sum()
+    pair.put(1, [torch.ones(3)])
+    loss.backward()  # type: ignore[no-untyped-call]
+    assert features.grad is not None
+    assert torch.equal(features.grad, torch.full((3,), 4.0))
+    pool.close()
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+def test_checksums_find_stray_writes(transport: str) -> None:
+    pool = PoolClient(make_transport(transport), owner=0, segment_bytes=SEGMENT_BYTES, checksum=True)
+    ref = Pair(pool, Reader(transport)).put(0, [torch.ones(3)])
+    pool.get(ref)[0][1] = 7.0
+    with pytest.raises(BlockError, match="checksum is"):
+        pool.get(ref)
+    pool.close()
+
+
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+def test_impossible_segments_are_refused(transport: str) -> None:
+    for num_bytes in (0, (1 << 40) + 1):
+        with pytest.raises(PlanError, match=r"change pool\.bytes"):
+            PoolClient(make_transport(transport), owner=0, segment_bytes=num_bytes)
