@@ -1,0 +1,97 @@
+"""How a run tells why it ended: one sentence and an exit code in RUN_DIR/error.json, the traceback in a file beside it.
+
+The process that runs the controller writes; the launcher, which outlives it, reads and prints the sentence as the last line
+of stderr (contract C11). Within one process the first error stays, because what follows a failure is its echo; only a
+`PeerError`, which is never a true cause, gives way. What an earlier run left is replaced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import traceback
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from flowtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, FlowTrainError, Interrupted, PeerError, Terminated
+from flowtrain.telemetry.files import write_atomic
+
+ERROR_FILE = "error.json"
+TRACEBACK_FILE = "error-traceback.txt"
+
+
+@dataclass(frozen=True, slots=True)
+class FatalRecord:
+    """What ended a run. `line` is one sentence that names `traceback_file` where there is one."""
+
+    exit_code: int
+    line: str
+    traceback_file: str | None
+    pid: int = 0
+    echo: bool = False
+
+
+def exit_code_of(error: BaseException) -> int:
+    """The exit code of contract C11."""
+    if isinstance(error, FlowTrainError):
+        return error.exit_code
+    return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_BUG
+
+
+def describe(error: BaseException) -> str:
+    """The error as one line: an understood one in its own words, any other as the bug that it is."""
+    text = " ".join(str(error).split())
+    if isinstance(error, FlowTrainError):
+        return text or type(error).__name__
+    if isinstance(error, KeyboardInterrupt):
+        return "stopped by SIGINT"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+    return f"internal error {type(error).__name__}{where}: {text}; this is a bug, please report it"
+
+
+def write_error(run_dir: Path, error: BaseException) -> FatalRecord:
+    """Write error.json and the traceback for what ended the run; returns the record that stands.
+
+    A folder that cannot be written does not hide the cause: the line then goes to stderr from here.
+    """
+    standing = read_error(run_dir)
+    if (
+        standing is not None
+        and standing.pid == os.getpid()
+        and not (standing.echo and not isinstance(error, PeerError))
+    ):
+        return standing
+    line = describe(error)
+    trace_path: Path | None = None
+    if not isinstance(error, Interrupted | Terminated | KeyboardInterrupt):
+        trace_path = run_dir / TRACEBACK_FILE
+        line = f"{line} (traceback: {trace_path})"
+    record = FatalRecord(
+        exit_code_of(error), line, str(trace_path) if trace_path else None, os.getpid(), isinstance(error, PeerError)
+    )
+    try:
+        run_dir.mkdir(parents=True, exist_ok=True)
+        if trace_path is not None:
+            write_atomic(trace_path, "".join(traceback.format_exception(error)))
+        write_atomic(run_dir / ERROR_FILE, json.dumps(asdict(record)) + "\n")
+    except OSError as failure:
+        print(f"cannot write {run_dir / ERROR_FILE}: {failure.strerror}", file=sys.stderr)
+        traceback.print_exception(error)
+        print(describe(error), file=sys.stderr, flush=True)
+    return record
+
+
+def read_error(run_dir: Path) -> FatalRecord | None:
+    """What ended the run, or None when nothing was written."""
+    try:
+        return FatalRecord(**json.loads((run_dir / ERROR_FILE).read_text()))
+    except (OSError, ValueError, TypeError):
+        return None
+
+
+def clear_error(run_dir: Path) -> None:
+    """Remove what an earlier run in this folder left; called before a run starts."""
+    for name in (ERROR_FILE, TRACEBACK_FILE):
+        (run_dir / name).unlink(missing_ok=True)

@@ -1,0 +1,58 @@
+"""The learning-rate curve as a pure function of the step (K12): resuming at step N gives what a run never stopped had there.
+
+    factor
+      1 ┤      ╭──╮            constant ────
+        │    ╱     ╲  cosine, linear
+        │  ╱          ╲
+    min ┤╱              ──
+        └─1────W──────────T─▶ step
+
+| steps | factor |
+|---|---|
+| 1 … W (warm-up) | step / W: above 0 at the first step, the peak at step W |
+| W + 1 … T | the shape at progress (step - 1 - W) / (T - W), from the peak towards `min_lr_ratio` |
+
+After the warm-up this is the curve of transformers' `get_scheduler`; within it transformers is one step behind (it trains
+its first step at rate 0).
+"""
+
+from __future__ import annotations
+
+import math
+
+from flowtrain.config.schema import TrainConfig
+from flowtrain.types import Module
+
+
+def num_warmup_steps(train: TrainConfig, total_steps: int) -> int:
+    """Steps from 0 to the peak: `warmup_steps`, or `warmup_ratio` of all steps rounded up."""
+    if train.warmup_steps is not None:
+        return train.warmup_steps
+    return math.ceil(train.warmup_ratio * total_steps)
+
+
+def rate_factor(train: TrainConfig, step: int, total_steps: int) -> float:
+    """Share of the peak at `step` (from 1); steps past `total_steps` stay at the end of the curve."""
+    assert step >= 1, f"updates are counted from 1, not {step}"
+    warmup = num_warmup_steps(train, total_steps)
+    if step <= warmup:
+        return step / warmup
+    progress = min(1.0, (step - 1 - warmup) / max(1, total_steps - warmup))
+    match train.schedule:
+        case "constant":
+            return 1.0
+        case "linear":
+            shape = 1.0 - progress
+        case "cosine":
+            shape = 0.5 * (1.0 + math.cos(math.pi * progress))
+    return train.min_lr_ratio + (1.0 - train.min_lr_ratio) * shape
+
+
+def learning_rates(train: TrainConfig, step: int, total_steps: int) -> dict[Module, float]:
+    """Learning rate of every module that trains, for update `step` (from 1) of `total_steps`."""
+    factor = rate_factor(train, step, total_steps)
+    return {
+        module: train.module_lr.get(module.value, train.lr) * factor
+        for module in Module
+        if module.value not in train.freeze
+    }
