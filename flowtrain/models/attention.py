@@ -1,6 +1,7 @@
 """Attention over a pack: every sample sees itself only, and the cost is Σℓ² instead of (Σℓ)² (contract C5).
 
-The boundaries arrive as explicit keywords of the model's `forward`, which transformers hands down to the attention function:
+The boundaries arrive as explicit keywords of the model's `forward`, which transformers hands down to the attention
+function:
 
     model(..., pack_lengths=(7, 19, 4), pack_offsets=tensor([0, 7, 26, 30]))
 
@@ -115,8 +116,9 @@ def choose_kernel(
     can_flash = device.type == "cuda" and compute_dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
     if asked == "flash" and not can_flash:
         raise PlanError(
-            f"model.attention: flash needs a CUDA device, 16-bit compute and no attention dropout, and this run has {device.type}, "
-            f"{str(compute_dtype).removeprefix('torch.')} and dropout {dropout}; set model.attention: auto"
+            f"model.attention: flash needs a CUDA device, 16-bit compute and no attention dropout, and this run has "
+            f"{device.type}, {str(compute_dtype).removeprefix('torch.')} and dropout {dropout}; "
+            "set model.attention: auto"
         )
     return VARLEN if can_flash and asked != "sdpa" else SEGMENTS
 

@@ -1,7 +1,7 @@
-"""The consumer's half: the language model, its head, and the projector where the cut is before it (contracts C3, C4, C5).
+"""The consumer's half: language model, head, and the projector where the cut is before it (contracts C3, C4, C5).
 
     token ids of a pack's samples ──▶ one long row ─┐
-    features of each sample ──▶ (projector) ────────┴──▶ model.forward(pack_lengths=…) ──▶ logits where a label is ──▶ Σ loss
+    features of each sample ──▶ (projector) ────────┴──▶ model.forward(pack_lengths=…) ──▶ logits at labels ──▶ Σ loss
 
 Invariants
 1. The first token of a sample is never predicted, the last predicts nothing: no label crosses a border.

@@ -2,7 +2,8 @@
 
     images of a unit's samples ──▶ one encoder call ──▶ features of each sample, in the order of `shape.features(cut)`
 
-A unit's samples share one call, so that small images fill it; the result is split by sample, because that is the unit of exchange.
+A unit's samples share one call, so that small images fill it; the result is split by sample, because that is the unit
+of exchange.
 """
 
 from __future__ import annotations

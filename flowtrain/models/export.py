@@ -4,9 +4,10 @@
     consumer  ── write_part ──▶ FOLDER/parts/consumer-N.safetensors ─┴─ finish_export ──▶ model*.safetensors, index,
     model folder: config.json, generation_config.json, tokenizer, processor, chat template ──▶ copied beside them
 
-Each side writes its own tensors under the whole model's names, frozen ones too; nothing goes through a single process. The folder
-loads with transformers' Auto classes, offline, nothing missing and nothing left over. Tied tensors are stored once, as the source
-model has them. Weights that are not finite are refused: a broken run must not look like a trained model.
+Each side writes its own tensors under the whole model's names, frozen ones too; nothing goes through a single process.
+The folder loads with transformers' Auto classes, offline, nothing missing and nothing left over. Tied tensors are
+stored once, as the source model has them. Weights that are not finite are refused: a broken run must not look like a
+trained model.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def check_finite(parameters: Mapping[str, nn.Parameter], part_name: str) -> None
 def finish_export(model_dir: Path, folder: Path, parts: Sequence[str], trust_remote_code: bool = False) -> None:
     """Join the parts into one model folder, with all that the model folder has besides weights.
 
-    Weights get the dtype that config.json names (float32 where it names none). An export of the same name is replaced file by file;
-    the index or the single file comes last, so that a folder cut short does not load.
+    Weights get the dtype that config.json names (float32 where it names none). The index comes last, so that
+    a folder cut short does not load.
 
     Raises:
         ConfigError: the parts together are not exactly the model's parameters.
@@ -106,8 +107,8 @@ def _check_complete(model_dir: Path, names: Sequence[str], trust_remote_code: bo
     if missing or extra or len(names) != len(expected):
         first = (missing or extra or sorted(names))[0]
         raise ConfigError(
-            f"export: {len(missing)} of the model's parameters were not written and {len(extra)} are not its own, first {first}; "
-            f"the parts do not belong to {model_dir}"
+            f"export: {len(missing)} of the model's parameters were not written and {len(extra)} are not its own, "
+            f"first {first}; the parts do not belong to {model_dir}"
         )
 
 

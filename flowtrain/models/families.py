@@ -2,7 +2,7 @@
 
 | step | side | Qwen3-VL |
 |---|---|---|
-| `prepare_encoder` | producer | cut before the projector: every merger is replaced by a tap that keeps what it was given |
+| `prepare_encoder` | producer | cut before the projector: a tap in place of every merger keeps what it was given |
 | `encode` | producer | `get_image_features` over all images of the unit, split by sample |
 | `project` | consumer | cut before the projector: the mergers, called on the kept inputs |
 | `as_outputs` | consumer | the features in the form that the model's `forward` takes as `mm_encoder_outputs` |
@@ -129,6 +129,7 @@ def family_of(model_type: str) -> Family:
     family = FAMILIES.get(model_type)
     if family is None:
         raise ConfigError(
-            f"model.path: models of the family {model_type!r} cannot be cut in two yet; supported: {', '.join(sorted(FAMILIES))}"
+            f"model.path: models of the family {model_type!r} cannot be cut in two yet; "
+            f"supported: {', '.join(sorted(FAMILIES))}"
         )
     return family

@@ -3,13 +3,14 @@
     alone:   A        B
     packed: [A B]   [A' B]   [A B']      A', B': other tokens and features, same lengths
 
-1. The logits of A and of B, packed, equal those alone, within the rounding of the compute dtype (positions, features, borders).
-2. B is the same after A and after A', and A the same before B and before B'. The shapes are equal, so this comparison is sharp
-   in 16 bit too.
+1. The logits of A and of B, packed, equal those alone, within the rounding of the compute dtype (positions, features,
+   borders).
+2. B is the same after A and after A', and A the same before B and before B'. The shapes are equal, so this comparison
+   is sharp in 16 bit too.
 
-A ends and B begins with an image, so that anything that mixes neighbouring tokens shows at the border. When a check fails, the first
-decoder layer whose output differs is found: a layer that mixes tokens by other means than attention (convolution, recurrent state)
-makes the samples of a pack go through one by one; anything else is refused.
+A ends and B begins with an image, so that anything that mixes neighbouring tokens shows at the border. When a check
+fails, the first decoder layer whose output differs is found: a layer that mixes tokens by other means than attention
+(convolution, recurrent state) makes the samples of a pack go through one by one; anything else is refused.
 """
 
 from __future__ import annotations
@@ -54,11 +55,12 @@ def check_packing(backbone: BackboneHalf) -> Mode:
         return "packed"
     if not _mixes_tokens_otherwise(backbone.model):
         raise PlanError(
-            f"{type(backbone.model).__name__}: samples of a pack see each other, first at {culprit}; this model cannot be trained "
-            "in packs: use another model, or model.attention: sdpa if a flash kernel was in use"
+            f"{type(backbone.model).__name__}: samples of a pack see each other, first at {culprit}; this model cannot "
+            "be trained in packs: use another model, or model.attention: sdpa if a flash kernel was in use"
         )
     warnings.warn(
-        f"{type(backbone.model).__name__}: {culprit} mixes neighbouring tokens, so the samples of a pack run one by one (slower)",
+        f"{type(backbone.model).__name__}: {culprit} mixes neighbouring tokens, so the samples of a pack run "
+        "one by one (slower)",
         stacklevel=2,
     )
     backbone.one_by_one = True
@@ -68,7 +70,7 @@ def check_packing(backbone: BackboneHalf) -> Mode:
 def find_leak(
     backbone: BackboneHalf, forward: Callable[[Sequence[PackSample]], tuple[torch.Tensor, torch.Tensor]]
 ) -> str | None:
-    """Name of the first layer at which a sample differs from itself alone, or with another neighbour; None when none does."""
+    """Name of the first layer where a sample differs from itself alone or with another neighbour; None if none."""
     a, b = _sample(backbone, 0, image_last=True), _sample(backbone, 1, image_last=False)
     other_a, other_b = _altered(backbone, a, 2), _altered(backbone, b, 3)
     limit = ROUNDING[backbone.compute_dtype]

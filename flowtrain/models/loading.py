@@ -1,11 +1,12 @@
-"""From a model folder to one half in memory: the class from transformers, and only this half's own tensors (contract C4).
+"""From a model folder to one half in memory: the transformers class, and only this half's own tensors (contract C4).
 
     config.json ──▶ whole model on `meta` (no memory) ──▶ table: parameter → module
                                                              │ of this half only
     weights/*.safetensors ── read by name ───────────────────┴──▶ parameters on the device, in the parameter dtype
 
-Invariants: a parameter of the other half stays on `meta`; every own parameter comes from the file, none is silently left as
-initialised; tied parameters are one tensor; buffers that no file holds (rotary frequencies) are computed as the plain model does.
+Invariants: a parameter of the other half stays on `meta`; every own parameter comes from the file, none is silently
+left as initialised; tied parameters are one tensor; buffers that no file holds (rotary frequencies) are computed as the
+plain model does.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.models import weights
-from flowtrain.models.table import module_of_parameters
 from flowtrain.types import Module
 
 RECORD_NAME = "init.json"
@@ -57,7 +57,8 @@ def _from_config(model_config: Any, trust_remote_code: bool, **kwargs: Any) -> A
         )
     except (ValueError, ImportError) as error:
         raise ConfigError(
-            f"model.path: {model_config.model_type!r} is not an image-text-to-text model that transformers can build ({error})"
+            f"model.path: {model_config.model_type!r} is not an image-text-to-text model that transformers can "
+            f"build ({error})"
         ) from error
 
 
@@ -123,7 +124,7 @@ def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None
 
 
 def _fill_buffers(model: Any, files: dict[str, Path], device: torch.device) -> None:
-    """Buffers are small and kept whole on either side: from the file where it holds them, else as the model computes them."""
+    """Buffers are small, whole on either side: from the file where it holds them, else as the model computes them."""
     names = [name for name, _ in model.named_buffers()]
     for parameter in model.parameters():
         parameter._is_hf_initialized = True
@@ -153,8 +154,9 @@ def _fill_buffers(model: Any, files: dict[str, Path], device: torch.device) -> N
 def ensure_weights(config: Config) -> Path:
     """The folder with whole-model weights under the names of this transformers release.
 
-    That is the model folder itself where its tensors have these names; else RUN_DIR/init, made once: from the seed when there are no
-    weights (or `model.init: random`), or converted by transformers. A RUN_DIR/init made for the same model and seed is used again.
+    That is the model folder itself where its tensors have these names; else RUN_DIR/init, made once: from the seed when
+    there are no weights (or `model.init: random`), or converted by transformers. A RUN_DIR/init made for the same model
+    and seed is used again.
     """
     model_dir, init = config.model.path, config.model.init
     present = weights.has_weights(model_dir)

@@ -1,6 +1,7 @@
-"""Which part of the model a parameter belongs to: encoder, projector or backbone, each parameter exactly once (contract C4).
+"""Which part of the model a parameter belongs to: encoder, projector or backbone, each exactly once (contract C4).
 
-Freezing, learning rates, gradient norms, the cut and the checkpoints all ask this one table. It reads the dotted name from the left:
+Freezing, learning rates, gradient norms, the cut and the checkpoints all ask this one table. It reads the dotted name
+from the left:
 
     model.visual.blocks.0.attn.qkv.weight         visual                     → encoder
     model.visual.merger.linear_fc1.weight         visual, then merger        → projector

@@ -1,7 +1,8 @@
 """Tensors on disk: safetensors files read by name and written whole.
 
-A folder holds either `model.safetensors`, or shards named by `model.safetensors.index.json`. Reading takes single tensors out of a
-memory-mapped file, so that a half touches only its own bytes. Writing goes to a name aside and is renamed when complete.
+A folder holds either `model.safetensors`, or shards named by `model.safetensors.index.json`. Reading takes single
+tensors out of a memory-mapped file, so that a half touches only its own bytes. Writing goes to a name aside and is
+renamed when complete.
 """
 
 from __future__ import annotations

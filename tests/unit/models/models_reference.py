@@ -33,7 +33,7 @@ class Row:
 
 
 def make_row(seed: int, image_sides: tuple[tuple[int, int], ...], text: int, trained: int) -> Row:
-    """`image_sides`: (rows, columns) of patches of each image; an image may be the first and the last thing of a row."""
+    """`image_sides`: (rows, columns) of patches of each image; an image may be first or last in a row."""
     generator = torch.Generator().manual_seed(seed)
     model_config = AutoConfig.from_pretrained(MODEL_DIR)
     vision = model_config.vision_config

@@ -1,4 +1,4 @@
-"""The two halves compute what the uncut model computes, for both cuts and every freeze setting (contracts C2, C4, C5)."""
+"""The two halves compute what the uncut model computes, for both cuts and every freezing (contracts C2, C4, C5)."""
 
 from __future__ import annotations
 
