@@ -1,0 +1,107 @@
+"""Who may import whom: the contracts of setup.cfg, and what a fresh interpreter really loads.
+
+The static contracts do not see what an `__init__` pulls in or what a library drags along; a fresh interpreter does.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+HEAVY = ("torch", "torchvision", "ray", "transformers")
+STARTUP_SECONDS = 0.6
+"""Contract C14 and issue text: `flowtrain --help` on two cores."""
+
+TORCH_FREE = [
+    "flowtrain.errors",
+    "flowtrain.types",
+    "flowtrain.plan",
+    "flowtrain.messages",
+    "flowtrain.config.schema",
+    "flowtrain.config.loading",
+    "flowtrain.shapes",
+    "flowtrain.flops",
+    "flowtrain.packing.compose",
+    "flowtrain.packing.cost",
+    "flowtrain.allocator",
+    "flowtrain.update.clip",
+    "flowtrain.update.schedule",
+    "flowtrain.pool.address",
+    "flowtrain.pool.arena",
+    "flowtrain.pool.directory",
+    "flowtrain.data.order",
+    "flowtrain.data.stream",
+    "flowtrain.runtime.flow",
+    "flowtrain.telemetry.fatal",
+    "flowtrain.telemetry.run_files",
+    "flowtrain.telemetry.spans",
+    "flowtrain.cli.main",
+]
+
+
+def fresh_interpreter(code: str, repository: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loaded_by(module: str, repository: Path) -> list[str]:
+    """Top-level packages of `HEAVY` that importing `module` loads."""
+    code = f"import {module}, sys, json; print(json.dumps([name for name in {HEAVY!r} if name in sys.modules]))"
+    loaded: list[str] = json.loads(fresh_interpreter(code, repository))
+    return loaded
+
+
+def test_contracts_of_setup_cfg_hold(repository: Path) -> None:
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from importlinter.cli import lint_imports_command; lint_imports_command()",
+            "--no-cache",
+        ],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "0 broken" in done.stdout
+
+
+@pytest.mark.parametrize("module", TORCH_FREE)
+def test_module_loads_nothing_heavy(module: str, repository: Path) -> None:
+    assert loaded_by(module, repository) == []
+
+
+def test_the_check_sees_torch(repository: Path) -> None:
+    assert "torch" in loaded_by("flowtrain.update.updater", repository)
+
+
+def test_only_the_runtime_loads_ray(repository: Path) -> None:
+    parts = "flowtrain.producer.stage, flowtrain.consumer.stage, flowtrain.pool.client, flowtrain.data.reader"
+    code = f"import {parts}, flowtrain.models.backbone, flowtrain.update.updater, sys; print('ray' in sys.modules)"
+    assert fresh_interpreter(code, repository).strip() == "False"
+
+
+def test_help_is_quick_and_light(repository: Path) -> None:
+    """The fastest of three runs: other processes on the machine may only slow a run down."""
+    code = "import sys; sys.argv = ['flowtrain', '--help']; from flowtrain.cli.main import main; main()"
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=repository, capture_output=True, text=True, timeout=60, check=False
+        )
+        seconds.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr
+        assert "launch" in done.stdout
+    assert min(seconds) < STARTUP_SECONDS

@@ -1,0 +1,45 @@
+"""What all tests share: one thread a process, the example jobs' paths, a longer time-out where real processes start.
+
+The thread count is set before any test imports torch: two cores are shared by several processes, and sums of floats
+differ in their last bit with the number of threads.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
+    os.environ[_variable] = "1"
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+ROOT = Path(__file__).resolve().parent.parent
+INTEGRATION_TIMEOUT_SECONDS = 300
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if "integration" in item.path.parts and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(INTEGRATION_TIMEOUT_SECONDS))
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """The root of the source tree."""
+    return ROOT
+
+
+@pytest.fixture(scope="session")
+def digits() -> Path:
+    """`examples/digits`: digits.yaml, model/, data/{train,test}.parquet (one picture a row)."""
+    return ROOT / "examples/digits"
+
+
+@pytest.fixture(scope="session")
+def emoji() -> Path:
+    """`examples/emoji`: emoji.yaml, model/, data/{train,test}.jsonl (0 to 24 pictures a row)."""
+    return ROOT / "examples/emoji"
