@@ -9,11 +9,13 @@
 | `restore` | all | parameters and optimizer from a checkpoint |
 | `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
 | `export` | rank 0 of a side | this side's tensors into the export folder |
+| `finish_export` | consumer 0 | the parts joined into one Hugging Face folder |
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -132,6 +134,17 @@ class StageSlot:
 
         half = self.stage.encoder if self.role is Role.PRODUCER else self.stage.backbone
         write_part(half.parameters_by_name(), Path(folder), str(self.role))
+
+    def _finish_export(self, aside: str, final: str) -> None:
+        """Join both sides' parts and put the folder in its place, whole."""
+        from flowtrain.models.export import finish_export
+
+        config = self.stage.config
+        finish_export(
+            config.model.path, Path(aside), [Role.PRODUCER, Role.CONSUMER], config.model.trust_remote_code
+        )
+        shutil.rmtree(final, ignore_errors=True)
+        Path(aside).rename(final)
 
     # --- building -----------------------------------------------------------------------------------------------------
 
