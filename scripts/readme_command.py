@@ -1,7 +1,7 @@
 """Prints a command of the README: `python scripts/readme_command.py test`.
 
-A command is the fenced block that follows a line `<!-- command: NAME -->`. Continuous integration and the tests run what
-this prints, so that the README cannot promise another command than the one that is known to work.
+A command is the fenced block that follows a line `<!-- command: NAME -->`. Continuous integration and the tests run
+what this prints, so that the README cannot promise another command than the one that is known to work.
 """
 
 from __future__ import annotations
