@@ -67,7 +67,7 @@ class Directory:
 
     def reserve(self, owner: int, unit: UnitId, payload_sizes: Sequence[int]) -> bool:
         """Charge a unit's blocks, in the order in which the owner will allocate them; without room False, no change."""
-        assert unit not in self._units, f"unit {tuple(unit)} is reserved already"
+        assert unit not in self._units, f"unit {_unit(unit)} is reserved already"
         if not self.room(owner, payload_sizes):
             return False
         ring = self._rings[owner]
@@ -102,11 +102,11 @@ class Directory:
     def release(self, unit: UnitId) -> None:
         """The last user of the unit's blocks is done; refunds them. Blocks of bad rows were never written."""
         addresses = self._units.pop(unit, None)
-        assert addresses is not None, f"unit {tuple(unit)} is released twice, or was never reserved"
+        assert addresses is not None, f"unit {_unit(unit)} is released twice, or was never reserved"
         for address in addresses:
             block = self._blocks.pop(address)
             assert block.state is not Lease.WRITTEN, (
-                f"block {address:#x} of unit {tuple(unit)} is released before anyone has read it"
+                f"block {address:#x} of unit {_unit(unit)} is released before anyone has read it"
             )
             owner = owner_of(address)
             self._charged[owner] -= block_bytes(block.payload_bytes)
@@ -134,7 +134,7 @@ class Directory:
     def _move(self, ref: EmbeddingRef, before: Lease, after: Lease) -> _Block:
         block = self._blocks.get(ref.address)
         assert block is not None, f"{_name(ref)} has no block: never reserved, or released"
-        assert block.unit == ref.unit, f"{_name(ref)} lies in a block of unit {tuple(block.unit)}"
+        assert block.unit == ref.unit, f"{_name(ref)} lies in a block of unit {_unit(block.unit)}"
         assert block.position in (None, ref.position), f"{_name(ref)} lies in the block of position {block.position}"
         assert block.state is before, f"{_name(ref)} is {block.state.value}, expected {before.value}"
         block.state = after
@@ -152,5 +152,9 @@ class Directory:
         assert sorted(listed) == sorted(self._blocks), "units and blocks differ"
 
 
+def _unit(unit: UnitId) -> str:
+    return f"{unit.number} of {unit.phase} step {unit.step}, slot {unit.slot}, rank {unit.rank}"
+
+
 def _name(ref: EmbeddingRef) -> str:
-    return f"embedding of position {ref.position} (unit {tuple(ref.unit)}, address {ref.address:#x})"
+    return f"embedding of position {ref.position} (unit {_unit(ref.unit)}, address {ref.address:#x})"

@@ -1,0 +1,479 @@
+"""Flow control against stages that answer at any time: it always ends, in the order of need, within the pool.
+
+The stages here do to their rings and blocks what real ones do, without tensors. Who works and whose answer arrives
+next is drawn for each example; answers of one rank arrive in order, nothing else is ordered.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowtrain.messages import (
+    BackwardOrder,
+    EncodeOrder,
+    PackOrder,
+    PackTrained,
+    ReduceOrder,
+    UnitEncoded,
+    UnitsReturned,
+)
+from flowtrain.pool.address import make_address, offset_of, owner_of
+from flowtrain.pool.arena import RingArena
+from flowtrain.pool.block import HEADER_BYTES, block_bytes
+from flowtrain.pool.directory import Directory
+from flowtrain.runtime.flow import DEPTH, Flow
+from flowtrain.types import (
+    Address,
+    EmbeddingRef,
+    EncodeUnit,
+    ImageMeta,
+    Pack,
+    Phase,
+    Role,
+    SampleMeta,
+    SkippedRow,
+    Step,
+    UnitId,
+)
+
+Rank = tuple[Role, int]
+
+
+def payload_of(sample: SampleMeta) -> int:
+    return sample.vision_tokens * 48
+
+
+# --- scenarios --------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is to be run.
+
+    Attributes:
+        sizes: `sizes[step][slot][rank]` has the visual tokens of each sample, unit by unit; no units: a text-only pack.
+        evals: updates after which an evaluation pass of the same shape runs.
+        bad_share: how many of the rows with images are found bad at decode.
+        ahead: steps composed before they run.
+        slack: cache lines beyond the promised bound in every segment.
+        seed: of the dice that decide who works and whose answer arrives.
+    """
+
+    num_producers: int
+    num_consumers: int
+    trainable: bool
+    reduced_roles: frozenset[Role]
+    sizes: list[list[list[list[list[int]]]]]
+    evals: frozenset[int]
+    fixed_in_eval: bool
+    bad_share: float
+    ahead: int
+    slack: int
+    seed: int
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    num_consumers = draw(st.integers(1, 3))
+    unit = st.lists(st.integers(1, 30), min_size=1, max_size=3)
+    slot = st.lists(st.lists(unit, max_size=3), min_size=num_consumers, max_size=num_consumers)
+    sizes = draw(st.lists(st.lists(slot, min_size=1, max_size=4), min_size=1, max_size=4))
+    trainable = draw(st.booleans())
+    both = frozenset({Role.PRODUCER, Role.CONSUMER})
+    return Scenario(
+        num_producers=draw(st.integers(1, 3)),
+        num_consumers=num_consumers,
+        trainable=trainable,
+        reduced_roles=draw(st.sampled_from([both, frozenset({Role.PRODUCER})]))
+        if trainable
+        else frozenset({Role.CONSUMER}),
+        sizes=sizes,
+        evals=frozenset(draw(st.sets(st.integers(1, len(sizes))))),
+        fixed_in_eval=draw(st.booleans()),
+        bad_share=draw(st.sampled_from([0.0, 0.2, 1.0])),
+        ahead=draw(st.integers(1, 3)),
+        slack=draw(st.integers(0, 40)),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+def steps_of(scenario: Scenario) -> list[Step]:
+    """Steps and evaluation passes in the order of need."""
+    steps, position = [], 0
+    for index, slots in enumerate(scenario.sizes, start=1):
+        for phase in (Phase.TRAIN, Phase.EVAL):
+            if phase is Phase.EVAL and index not in scenario.evals:
+                continue
+            fixed = scenario.trainable and (phase is Phase.TRAIN or scenario.fixed_in_eval)
+            number = 0
+            packs = []
+            for slot, ranks in enumerate(slots):
+                for rank, of_pack in enumerate(ranks):
+                    units, samples = [], []
+                    for number_in_pack, tokens in enumerate(of_pack):
+                        of_unit = tuple(
+                            SampleMeta(position + i, 0, f"row-{position + i}", 4, n, 2, (ImageMeta(8, 8, n, 4 * n),))
+                            for i, n in enumerate(tokens)
+                        )
+                        position += len(of_unit)
+                        samples += of_unit
+                        units.append(
+                            EncodeUnit(
+                                UnitId(phase, index, slot, rank, number_in_pack),
+                                of_unit,
+                                sum(s.patches for s in of_unit),
+                                sum(block_bytes(payload_of(s)) for s in of_unit),
+                                number % scenario.num_producers if fixed else None,
+                            )
+                        )
+                        number += 1
+                    samples.append(SampleMeta(position, 0, f"row-{position}", 9, 0, 3))
+                    position += 1
+                    packs.append(Pack(slot, rank, tuple(samples), tuple(units), 1.0, 1.0))
+            width = scenario.num_consumers
+            by_slot = tuple(tuple(packs[start : start + width]) for start in range(0, len(packs), width))
+            steps.append(Step(phase, index, by_slot, sum(len(p.samples) for p in packs), 0, position))
+    return steps
+
+
+def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:
+    """The promise of composition, and no more: the largest slot in an owner, and its largest block."""
+    segments = {}
+    for owner in range(scenario.num_producers):
+        slots = [
+            [unit for pack in slot for unit in pack.units if unit.producer in (None, owner)]
+            for step in steps
+            for slot in step.slots
+        ]
+        blocks = [block_bytes(payload_of(s)) for units in slots for unit in units for s in unit.samples]
+        largest = max((sum(unit.bytes for unit in units) for units in slots), default=0)
+        segments[owner] = max(largest + max(blocks, default=0) + 64 * scenario.slack, 64)
+    return segments
+
+
+# --- stages -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpdateSent:
+    step: int
+
+
+@dataclass
+class Producer:
+    """`content`: what lies at each address of this owner's segment."""
+
+    rank: int
+    ring: RingArena
+    content: dict[Address, tuple[str, int]]
+    bad: set[int]
+    version: int = 0
+    kept: dict[UnitId, tuple[EmbeddingRef, ...]] = field(default_factory=dict)
+    encoded: list[UnitId] = field(default_factory=list)
+    returned: list[UnitId] = field(default_factory=list)
+
+    def execute(self, order: Any) -> Any:
+        match order:
+            case EncodeOrder():
+                return self.encode(order)
+            case BackwardOrder():
+                for unit in order.units:
+                    for ref in self.kept.pop(unit):
+                        assert self.content[ref.address] == ("gradient", ref.position), "no gradient lies here"
+                self.returned += order.units
+                return UnitsReturned(order.units, self.rank, 0.0)
+            case ReduceOrder():
+                assert not self.kept, f"reduce of step {order.step} before backwards of {list(self.kept)}"
+            case UpdateSent():
+                self.version = order.step
+        return order
+
+    def encode(self, order: EncodeOrder) -> UnitEncoded:
+        for address in order.free:
+            assert owner_of(address) == self.rank
+            self.ring.free(offset_of(address) - HEADER_BYTES)
+            del self.content[address]
+        refs, bad = [], []
+        for sample in order.unit.samples:
+            num_bytes = payload_of(sample)
+            offset = self.ring.allocate(block_bytes(num_bytes))
+            self.ring.assert_invariants()
+            address = make_address(self.rank, offset + HEADER_BYTES)
+            if sample.position in self.bad:
+                self.content[address] = ("nothing", sample.position)
+                bad.append(SkippedRow(sample.position, sample.row, sample.id, "image-undecodable", ""))
+            else:
+                self.content[address] = ("features", sample.position)
+                unit = order.unit.id
+                refs.append(EmbeddingRef(sample.position, unit, address, num_bytes, (), (), self.version))
+        self.encoded.append(order.unit.id)
+        if order.keep_graph and refs:
+            self.kept[order.unit.id] = tuple(refs)
+        return UnitEncoded(order.unit.id, self.rank, tuple(refs), tuple(bad), 0.0, 0.0)
+
+
+@dataclass
+class Consumer:
+    rank: int
+    content: dict[Address, tuple[str, int]]
+    bad: set[int]
+    version: int = 0
+    packs: list[Pack] = field(default_factory=list)
+    reduced: list[int] = field(default_factory=list)
+
+    def execute(self, order: Any) -> Any:
+        match order:
+            case PackOrder():
+                return self.train(order)
+            case ReduceOrder():
+                self.reduced.append(order.step)
+            case UpdateSent():
+                self.version = order.step
+        return order
+
+    def train(self, order: PackOrder) -> PackTrained:
+        pack = order.pack
+        assert pack.rank == self.rank
+        assert order.step not in self.reduced or order.phase is Phase.EVAL, "a pack behind its step's reduce"
+        with_images = [s.position for s in pack.samples if s.images]
+        assert [ref.position for ref in order.refs] == [p for p in with_images if p not in self.bad]
+        assert list(order.masked) == [p for p in with_images if p in self.bad]
+        for ref in order.refs:
+            assert self.content[ref.address] == ("features", ref.position), "the features were overwritten"
+            if order.return_gradients:
+                self.content[ref.address] = ("gradient", ref.position)
+        self.packs.append(pack)
+        return PackTrained(order.phase, order.step, pack.slot, self.rank, 0.0, 1, 0.0, 0.0)
+
+
+# --- the run ----------------------------------------------------------------------------------------------------------
+
+
+class Run:
+    """The controller's loop over stages whose work and answers come in an order that dice decide."""
+
+    def __init__(self, scenario: Scenario, segments: dict[int, int] | None = None) -> None:
+        self.scenario = scenario
+        self.dice = random.Random(scenario.seed)
+        self.steps = steps_of(scenario)
+        self.segments = segments = segments or segments_for(scenario, self.steps)
+        pictured = [s.position for step in self.steps for s in step.samples if s.images]
+        self.bad = {position for position in pictured if self.dice.random() < scenario.bad_share}
+        content: dict[Address, tuple[str, int]] = {}
+        self.producers = [Producer(rank, RingArena(size), content, self.bad) for rank, size in segments.items()]
+        self.consumers = [Consumer(rank, content, self.bad) for rank in range(scenario.num_consumers)]
+        self.stages: dict[Rank, Producer | Consumer] = {(Role.PRODUCER, p.rank): p for p in self.producers}
+        self.stages |= {(Role.CONSUMER, c.rank): c for c in self.consumers}
+        self.directory = Directory(segments)
+        self.flow = Flow(
+            self.directory,
+            num_producers=scenario.num_producers,
+            num_consumers=scenario.num_consumers,
+            trainable_encoder=scenario.trainable,
+            reduced_roles=scenario.reduced_roles,
+            payload_bytes=payload_of,
+        )
+        self.orders: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
+        self.answers: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
+        self.todo = deque(self.steps)
+        self.open: list[Step] = []
+        self.reports: Counter[int] = Counter()
+        self.sent: list[tuple[Role, int, Any]] = []
+
+    def reduced_ranks(self) -> list[Rank]:
+        return [rank for rank in self.stages if rank[0] in self.scenario.reduced_roles]
+
+    def run(self) -> None:
+        self._compose_and_send()
+        while self.todo or self.open:
+            moves = [("work", rank) for rank, orders in self.orders.items() if orders]
+            moves += [("answer", rank) for rank, answers in self.answers.items() if answers]
+            assert moves, f"nothing runs and nothing can: {self.flow.waiting()}"
+            for kind, rank in self.dice.sample(moves, self.dice.randint(1, len(moves))):
+                if kind == "work":
+                    self.answers[rank].append(self.stages[rank].execute(self.orders[rank].popleft()))
+                else:
+                    self._take(self.answers[rank].popleft())
+            self._compose_and_send()
+            self.directory.assert_invariants()
+
+    def _compose_and_send(self) -> None:
+        while self.todo and self.todo[0].index - self.flow.version <= self.scenario.ahead:
+            self.open.append(self.todo[0])
+            self.flow.add(self.todo.popleft())
+        for role, rank, order in self.flow.orders():
+            self._check(role, rank, order)
+            self.sent.append((role, rank, order))
+            self.orders[role, rank].append(order)
+        for rank, waiting in self.orders.items():
+            kinds = Counter(type(order) for order in [*waiting, *self._unanswered(rank)])
+            assert kinds[EncodeOrder] <= DEPTH
+            assert kinds[PackOrder] <= DEPTH
+
+    def _unanswered(self, rank: Rank) -> Iterator[Any]:
+        """Orders whose answers the controller has not seen, by the kind of answer."""
+        kinds = {UnitEncoded: EncodeOrder, PackTrained: PackOrder, UnitsReturned: BackwardOrder}
+        for answer in self.answers[rank]:
+            kind = kinds.get(type(answer))
+            if kind is not None:
+                yield kind.__new__(kind)
+
+    def _check(self, role: Role, rank: int, order: Any) -> None:
+        if isinstance(order, EncodeOrder):
+            unit = order.unit
+            assert unit.producer in (None, rank)
+            assert order.keep_graph == (self.scenario.trainable and unit.id.phase is Phase.TRAIN)
+            if self.scenario.trainable:
+                assert order.version == self.flow.version
+                assert self.flow.version >= unit.id.step - (unit.id.phase is Phase.TRAIN), "made with old parameters"
+        if isinstance(order, PackOrder):
+            assert self.flow.version >= order.step - (order.phase is Phase.TRAIN), "a pack before the update it needs"
+            assert order.return_gradients == (self.scenario.trainable and order.phase is Phase.TRAIN)
+            assert self.flow.begun((order.phase, order.step))
+
+    def _take(self, answer: Any) -> None:
+        match answer:
+            case UnitEncoded():
+                self.flow.encoded(answer)
+            case PackTrained():
+                self.flow.trained(answer)
+            case UnitsReturned():
+                self.flow.returned(answer)
+            case ReduceOrder():
+                self.reports[answer.step] += 1
+        for step in list(self.open):
+            key = (step.phase, step.index)
+            if not self.flow.finished(key):
+                continue
+            if step.phase is Phase.TRAIN:
+                if step.index != self.flow.version + 1 or self.reports[step.index] < len(self.reduced_ranks()):
+                    continue
+                for rank in self.reduced_ranks():
+                    self.orders[rank].append(UpdateSent(step.index))
+                self.flow.update_sent(step.index)
+            skipped = self.flow.bad_rows(key).keys()
+            assert skipped == {s.position for s in step.samples if s.position in self.bad}
+            assert self.flow.forget(key) is step
+            self.open.remove(step)
+
+
+def need(unit: UnitId) -> tuple[int, bool, int, int, int]:
+    return unit.step, unit.phase is Phase.EVAL, unit.slot, unit.rank, unit.number
+
+
+def check(run: Run) -> None:
+    """What must hold once a run has ended."""
+    scenario = run.scenario
+    units = [unit for step in run.steps for pack in step.packs for unit in pack.units]
+    encoded = [order.unit.id for _, _, order in run.sent if isinstance(order, EncodeOrder)]
+    assert Counter(encoded) == Counter(unit.id for unit in units), "each unit is encoded once"
+    if not scenario.trainable:
+        assert encoded == sorted(encoded, key=need), "units are sent in the order of need"
+    for consumer in run.consumers:
+        mine = [pack for step in run.steps for pack in step.packs if pack.rank == consumer.rank]
+        assert consumer.packs == mine, "packs of a rank run in their order"
+    returned = []
+    for producer in run.producers:
+        assert producer.encoded == sorted(producer.encoded, key=need)
+        assert producer.returned == sorted(producer.returned, key=need), "backwards run in unit order"
+        assert not producer.kept
+        returned += producer.returned
+    good = [u.id for u in units if u.id.phase is Phase.TRAIN and any(s.position not in run.bad for s in u.samples)]
+    assert Counter(returned) == Counter(good if scenario.trainable else [])
+    num_updates = len(scenario.sizes)
+    reduces = Counter((role, rank, o.step) for role, rank, o in run.sent if isinstance(o, ReduceOrder))
+    assert reduces == Counter((*rank, step) for rank in run.reduced_ranks() for step in range(1, num_updates + 1))
+    assert run.directory.used_bytes() == 0, "every block was released"
+    for producer in run.producers:
+        left = [*run.flow._frees[producer.rank], *run.directory.frees(producer.rank)]
+        mine = [address for address in producer.content if owner_of(address) == producer.rank]
+        assert sorted(left) == sorted(mine), "what the owner still holds is on its way to be freed, each block once"
+        assert run.directory.room(producer.rank, [run.segments[producer.rank] - HEADER_BYTES])
+
+
+@settings(max_examples=200, deadline=None)
+@given(scenario=scenarios())
+def test_a_run_ends_in_order_and_within_the_pool(scenario: Scenario) -> None:
+    run = Run(scenario)
+    run.run()
+    check(run)
+
+
+def plain(**changes: Any) -> Scenario:
+    """Three steps of two slots, one producer and one consumer, one unit of one sample in each pack."""
+    values: dict[str, Any] = {
+        "num_producers": 1,
+        "num_consumers": 1,
+        "trainable": False,
+        "reduced_roles": frozenset({Role.CONSUMER}),
+        "sizes": [[[[[8]]], [[[8]]]]] * 3,
+        "evals": frozenset(),
+        "fixed_in_eval": True,
+        "bad_share": 0.0,
+        "ahead": 3,
+        "slack": 0,
+        "seed": 1,
+    }
+    return Scenario(**{**values, **changes})
+
+
+def work_off(run: Run, role: Role) -> None:
+    """Only the stages of one side work and answer, until nothing more is sent to them."""
+    run._compose_and_send()
+    while any(run.orders[rank] or run.answers[rank] for rank in run.stages if rank[0] is role):
+        for rank in run.stages:
+            if rank[0] is role and run.orders[rank]:
+                run.answers[rank].append(run.stages[rank].execute(run.orders[rank].popleft()))
+            if rank[0] is role and run.answers[rank]:
+                run._take(run.answers[rank].popleft())
+        run._compose_and_send()
+
+
+def test_a_frozen_encoder_runs_ahead_as_far_as_the_pool_goes() -> None:
+    room = Run(plain(slack=100))
+    work_off(room, Role.PRODUCER)
+    assert len(room.producers[0].encoded) == 6, "all three steps, before any pack has run"
+    tight = Run(plain())
+    work_off(tight, Role.PRODUCER)
+    assert len(tight.producers[0].encoded) == 2, "the segment holds two blocks"
+    assert tight.directory.used_bytes() == tight.directory.capacity()
+    assert "waits for room in the pool" in tight.flow.waiting()
+    tight.run()
+    check(tight)
+
+
+def test_a_trainable_encoder_waits_for_the_update() -> None:
+    run = Run(plain(trainable=True, reduced_roles=frozenset(Role) - {Role.READER}, slack=100))
+    work_off(run, Role.PRODUCER)
+    assert {unit.step for unit in run.producers[0].encoded} == {1}
+    assert "waits for the update of step 1" in run.flow.waiting()
+    run.run()
+    check(run)
+
+
+def test_who_waits_for_whom_is_told() -> None:
+    run = Run(plain())
+    run._compose_and_send()
+    assert run.flow.waiting().endswith("consumer 0 waits for units of producer 0; in flight: producer 0")
+
+
+def test_text_only_packs_need_no_producer() -> None:
+    run = Run(plain(sizes=[[[[]], [[]]]] * 2))
+    work_off(run, Role.CONSUMER)
+    assert [pack.slot for pack in run.consumers[0].packs] == [0, 1] * 2
+    assert not run.producers[0].encoded
+
+
+def test_a_slot_above_the_promise_is_what_stops_a_run() -> None:
+    """The bound is needed: two units of one pack in a segment that holds one of them."""
+    run = Run(plain(sizes=[[[[[8], [20]]]]]), segments={0: block_bytes(20 * 48)})
+    with pytest.raises(AssertionError, match=r"nothing runs and nothing can: .* waits for room in the pool"):
+        run.run()
