@@ -5,17 +5,39 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
-from flowtrain.types import Module
+from flowtrain.types import Cut, Module
 
 ModuleName = Literal["encoder", "projector", "backbone"]
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{end}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for end, base in (("iB", 1024), ("B", 1000))
+}
+
+
+def _byte_size(value: object) -> object:
+    """`64MiB` as a number of bytes; what is no such text is left to pydantic."""
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
+    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
+    if match is None or match[2].lower() not in units:
+        raise ValueError("expected a number of bytes such as 67108864, 64MiB or 2GB")
+    return round(float(match[1]) * units[match[2].lower()])
+
+
+ByteSize = Annotated[int, BeforeValidator(_byte_size), Field(gt=0)]
+"""Bytes, written as a whole number or with a unit: `64MiB` (1024s) or `64MB` (1000s)."""
 
 
 class Section(BaseModel):
@@ -28,7 +50,9 @@ class RunConfig(Section):
     trace: bool = Field(False, description="Write a timeline of spans to RUN_DIR/trace.json.")
     trace_samples: bool = Field(True, description="Write RUN_DIR/samples.jsonl: the rows of every pack trained.")
     timeout_seconds: float = Field(600.0, gt=0, description="Longest wait for one answer of a process.")
-    stop_deadline_seconds: float = Field(25.0, gt=0, description="Time for the last step and checkpoint after a signal.")
+    stop_deadline_seconds: float = Field(
+        25.0, gt=0, description="Time for the last step and checkpoint after a signal."
+    )
 
 
 class ModelConfig(Section):
@@ -36,8 +60,12 @@ class ModelConfig(Section):
     init: Literal["auto", "random", "pretrained"] = Field(
         "auto", description="`random`: from the seed; `pretrained`: the folder's safetensors; `auto`: those if there."
     )
-    dtype: Literal["float32", "bfloat16", "float64"] = Field("float32", description="Compute dtype; parameters stay fp32.")
-    attention: Literal["auto", "sdpa", "flash"] = Field("auto", description="Kernel for packs; `auto`: flash on GPU if there.")
+    dtype: Literal["float32", "bfloat16", "float64"] = Field(
+        "float32", description="Compute dtype; parameters stay fp32."
+    )
+    attention: Literal["auto", "sdpa", "flash"] = Field(
+        "auto", description="Kernel for packs; `auto`: flash on GPU if there."
+    )
     trust_remote_code: bool = Field(False, description="Run Python code from the model folder.")
 
 
@@ -112,7 +140,9 @@ class SideConfig(Section):
 
 class ProducersConfig(SideConfig):
     backward: Literal["keep", "recompute"] = Field("keep", description="Keep the encoder's graph, or run it again.")
-    max_unit_patches: Positive = Field(4096, description="Most patches of one encoder call (a larger sample goes alone).")
+    max_unit_patches: Positive = Field(
+        4096, description="Most patches of one encoder call (a larger sample goes alone)."
+    )
 
 
 class ConsumersConfig(SideConfig):
@@ -120,8 +150,12 @@ class ConsumersConfig(SideConfig):
 
 
 class PoolConfig(Section):
-    bytes: Positive = Field(256 * 2**20, description="Host bytes per node, divided among the owners on it; `64MiB` is understood.")
-    transport: Literal["auto", "shm", "local"] = Field("auto", description="`shm` between processes, `local` within one.")
+    bytes: ByteSize = Field(
+        256 * 2**20, description="Host bytes per node, divided among the owners on it; `64MiB` is understood."
+    )
+    transport: Literal["auto", "shm", "local"] = Field(
+        "auto", description="`shm` between processes, `local` within one."
+    )
 
 
 class PackingConfig(Section):
@@ -140,7 +174,9 @@ class AllocationConfig(Section):
 
 
 class CheckpointConfig(Section):
-    every: Positive | None = Field(None, description="Steps between checkpoints; null: only at a signal and at the end.")
+    every: Positive | None = Field(
+        None, description="Steps between checkpoints; null: only at a signal and at the end."
+    )
     keep: Positive = Field(2, description="Complete checkpoints kept.")
     export: bool = Field(True, description="Write RUN_DIR/export, a Hugging Face folder, at the end.")
 
@@ -212,6 +248,25 @@ class Config(Section):
     @property
     def frozen(self) -> frozenset[Module]:
         return frozenset(Module(name) for name in self.train.freeze)
+
+    @property
+    def cut(self) -> Cut:
+        """Where the model is cut (C4): before the projector when it trains on a frozen encoder, so that it can train on the
+        consumer and the flow stays one-way."""
+        before = Module.ENCODER in self.frozen and Module.PROJECTOR not in self.frozen
+        return Cut.BEFORE_PROJECTOR if before else Cut.AFTER_PROJECTOR
+
+    @property
+    def producer_modules(self) -> frozenset[Module]:
+        """The modules that live on the producer side of the cut; the others live on the consumer side."""
+        if self.cut is Cut.BEFORE_PROJECTOR:
+            return frozenset({Module.ENCODER})
+        return frozenset({Module.ENCODER, Module.PROJECTOR})
+
+    @property
+    def trainable_encoder(self) -> bool:
+        """Whether anything trains on the producer side, so that gradients come back through the pool."""
+        return not self.producer_modules <= self.frozen
 
     @property
     def max_row_tokens(self) -> int:
