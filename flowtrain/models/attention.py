@@ -79,7 +79,8 @@ def attention_by_varlen(
     _check(query, attention_mask, pack_lengths, kwargs)
     assert dropout == 0.0, "the variable-length kernel has no dropout"
     longest = max(pack_lengths)
-    q_THD, k_THD, v_THD = (t[0].transpose(0, 1) for t in (query, key, value))
+    dtype = _autocast_dtype(value)
+    q_THD, k_THD, v_THD = (t[0].transpose(0, 1).to(dtype) for t in (query, key, value))
     out = varlen_attn(
         q_THD,
         k_THD,
@@ -105,22 +106,33 @@ def register() -> None:
         AttentionInterface.register(name, kernel)
 
 
+def has_flash(device: torch.device) -> bool:
+    """Whether the device runs torch's flash attention: CUDA from compute capability 8.0."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+
+
 def choose_kernel(
-    asked: Literal["auto", "sdpa", "flash"], device: torch.device, compute_dtype: torch.dtype, dropout: float = 0.0
+    asked: Literal["auto", "sdpa", "flash"], flash: bool, compute_dtype: torch.dtype, dropout: float = 0.0
 ) -> str:
-    """Name of the kernel for packs.
+    """Name of the kernel for packs; `flash` tells whether the device has it.
 
     Raises:
         PlanError: `flash` was asked for where it cannot run.
     """
-    can_flash = device.type == "cuda" and compute_dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
-    if asked == "flash" and not can_flash:
+    usable = flash and compute_dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
+    if asked == "flash" and not usable:
         raise PlanError(
-            f"model.attention: flash needs a CUDA device, 16-bit compute and no attention dropout, and this run has "
-            f"{device.type}, {str(compute_dtype).removeprefix('torch.')} and dropout {dropout}; "
-            "set model.attention: auto"
+            "model.attention: flash needs a CUDA device of compute capability 8.0, 16-bit compute and no "
+            f"attention dropout; this run has {'such a' if flash else 'no such'} device, {str(compute_dtype).removeprefix('torch.')} "
+            f"and dropout {dropout}: set model.attention: auto"
         )
-    return VARLEN if can_flash and asked != "sdpa" else SEGMENTS
+    return VARLEN if usable and asked != "sdpa" else SEGMENTS
+
+
+def _autocast_dtype(tensor: torch.Tensor) -> torch.dtype:
+    """Queries may have another dtype than values after norms; autocast does not reach a custom kernel."""
+    device_type = tensor.device.type
+    return torch.get_autocast_dtype(device_type) if torch.is_autocast_enabled(device_type) else tensor.dtype
 
 
 def _check(

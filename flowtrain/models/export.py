@@ -136,6 +136,13 @@ def _copy_rest(model_dir: Path, folder: Path, dtype: torch.dtype) -> None:
         elif path.is_dir() and path.name == "additional_chat_templates":
             shutil.copytree(path, folder / path.name, dirs_exist_ok=True)
     config = _config_json(model_dir)
-    config.pop("torch_dtype", None)
-    config["dtype"] = str(dtype).removeprefix("torch.")
+    _name_dtype(config, str(dtype).removeprefix("torch."))
+    for value in config.values():
+        if isinstance(value, dict) and {"dtype", "torch_dtype"} & value.keys():
+            _name_dtype(value, str(dtype).removeprefix("torch."))
     weights.write_json(config, folder / "config.json")
+
+
+def _name_dtype(config: dict[str, object], name: str) -> None:
+    config.pop("torch_dtype", None)
+    config["dtype"] = name

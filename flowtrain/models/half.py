@@ -71,7 +71,10 @@ def load_half(
     family = family_of(model_config.model_type)
     text_config = model_config.get_text_config()
     kernel = attention.choose_kernel(
-        config.model.attention, device, compute_dtype, float(getattr(text_config, "attention_dropout", 0.0))
+        config.model.attention,
+        attention.has_flash(device),
+        compute_dtype,
+        float(getattr(text_config, "attention_dropout", 0.0)),
     )
     model = build_on_meta(model_config, config.model.trust_remote_code, _kernels(model_config, text_config, kernel))
     table = module_of_parameters(model)

@@ -226,8 +226,11 @@ def _write_whole(model: nn.Module, folder: Path, record: dict[str, object]) -> N
 def _record(config: Config, model_config: Any, random: bool) -> dict[str, object]:
     """What RUN_DIR/init was made from."""
     text = json.dumps(model_config.to_diff_dict(), sort_keys=True, default=str)
+    files = [] if random else sorted(set(weights.weight_files(config.model.path).values()))
     return {
-        "source": f"seed {config.run.seed}" if random else str(config.model.path),
+        "source": f"seed {config.run.seed}"
+        if random
+        else [[str(p), p.stat().st_size, p.stat().st_mtime_ns] for p in files],
         "model": hashlib.sha256(text.encode()).hexdigest(),
     }
 

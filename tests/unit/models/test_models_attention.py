@@ -9,7 +9,14 @@ from hypothesis import strategies as st
 from torch.nn.functional import scaled_dot_product_attention
 
 from flowtrain.errors import PlanError
-from flowtrain.models.attention import SEGMENTS, VARLEN, attention_by_segments, choose_kernel
+from flowtrain.models.attention import (
+    SEGMENTS,
+    VARLEN,
+    attention_by_segments,
+    attention_by_varlen,
+    choose_kernel,
+    has_flash,
+)
 
 DIM = 8
 
@@ -51,12 +58,23 @@ def test_borders_that_do_not_fit_are_our_bug() -> None:
 
 
 def test_kernel_follows_device_and_dtype() -> None:
-    cpu, cuda = torch.device("cpu"), torch.device("cuda", 0)
-    assert choose_kernel("auto", cpu, torch.bfloat16) == SEGMENTS
-    assert choose_kernel("auto", cuda, torch.float32) == SEGMENTS
-    assert choose_kernel("sdpa", cuda, torch.bfloat16) == SEGMENTS
-    assert choose_kernel("auto", cuda, torch.bfloat16) == VARLEN
-    assert choose_kernel("flash", cuda, torch.bfloat16) == VARLEN
-    assert choose_kernel("auto", cuda, torch.bfloat16, dropout=0.1) == SEGMENTS
-    with pytest.raises(PlanError, match=r"model\.attention: flash needs a CUDA device"):
-        choose_kernel("flash", cpu, torch.bfloat16)
+    assert choose_kernel("auto", False, torch.bfloat16) == SEGMENTS
+    assert choose_kernel("auto", True, torch.float32) == SEGMENTS
+    assert choose_kernel("sdpa", True, torch.bfloat16) == SEGMENTS
+    assert choose_kernel("auto", True, torch.bfloat16) == VARLEN
+    assert choose_kernel("flash", True, torch.bfloat16) == VARLEN
+    assert choose_kernel("auto", True, torch.bfloat16, dropout=0.1) == SEGMENTS
+    with pytest.raises(PlanError, match=r"model\.attention: flash needs a CUDA device .* has no such device"):
+        choose_kernel("flash", has_flash(torch.device("cpu")), torch.bfloat16)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+def test_variable_length_kernel_agrees_with_segments() -> None:
+    lengths = (1, 17, 40, 6)
+    offsets = torch.tensor([0, 1, 18, 58, 64], dtype=torch.int32, device="cuda")
+    projections = [t.to("cuda", torch.bfloat16) for t in _projections(64, 4, 2, 5)]
+    module = torch.nn.Identity()
+    expected, _ = attention_by_segments(module, *projections, None, pack_lengths=lengths, scaling=0.3)
+    out, _ = attention_by_varlen(module, *projections, None, pack_lengths=lengths, pack_offsets=offsets, scaling=0.3)
+    torch.testing.assert_close(out, expected, rtol=2e-2, atol=2e-2)
