@@ -182,11 +182,12 @@ class Controller:
                 rows.add(value, answer.payload)
             case "encode":
                 self.flow.encoded(value)
-                self.ledger.encoded(value)
+                directory = self.flow.directory
+                self.ledger.encoded(value, directory.used_bytes() / directory.capacity())
             case "train":
-                self.flow.trained(value)
+                num_bytes = self.flow.trained(value)
                 self._ends[value.phase, value.step].trained(value)
-                self.ledger.trained(value)
+                self.ledger.trained(value, num_bytes)
             case "backward":
                 self.flow.returned(value)
             case "reduce":

@@ -17,11 +17,10 @@ import sys
 from pathlib import Path
 
 from flowtrain.config.loading import load_config
-from flowtrain.errors import EXIT_BUG, FlowTrainError
 from flowtrain.runtime.guard import signal_on_parent_death
 from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
-from flowtrain.telemetry.fatal import write_error
+from flowtrain.telemetry.fatal import clear_error, write_error
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -36,14 +35,14 @@ def main(argv: list[str] | None = None) -> int:
     try:
         signal_on_parent_death(signal.SIGHUP)
         stop.install()
+        clear_error(run_dir)
         config = load_config(arguments.config).config
         stop.deadline_seconds = config.run.stop_deadline_seconds
         execute(config, run_dir, arguments.resume, stop, dump=arguments.verify)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        write_error(run_dir, error)
-        return error.exit_code if isinstance(error, FlowTrainError) else EXIT_BUG
+        return write_error(run_dir, error).exit_code
     return 0
 
 

@@ -121,7 +121,8 @@ class Flow:
         step.bad.update({row.position: row for row in answer.bad})
         state.missing.discard(answer.unit)
 
-    def trained(self, answer: PackTrained) -> None:
+    def trained(self, answer: PackTrained) -> int:
+        """A pack is done; returns the bytes of the features it read."""
         key = (answer.phase, answer.step)
         state = self._pack_in_flight.pop((key, answer.slot, answer.rank))
         self._packs_in_flight[answer.rank] -= 1
@@ -137,6 +138,7 @@ class Flow:
                 if returning:
                     self._to_return[self._owner[unit.id]].remove(unit.id)
                 self._release(key, unit.id)
+        return sum(ref.bytes for ref in state.refs.values())
 
     def returned(self, answer: UnitsReturned) -> None:
         self._backwards_in_flight[answer.producer] -= 1

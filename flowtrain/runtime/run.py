@@ -33,6 +33,7 @@ from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
 from flowtrain.shapes import ModelShape, payload_bytes, read_shape
 from flowtrain.telemetry.run_files import RunFiles
+from flowtrain.telemetry.trace import join_traces
 from flowtrain.types import Module, Role, SampleMeta
 
 BLOCK_ROWS = 64
@@ -90,7 +91,7 @@ def execute(
     inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
     with ExitStack() as stack:
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
-        ledger = Ledger(inputs.config, shape, plan, files, state)
+        ledger = Ledger(config, shape, plan, files, state, _schedule(inputs).total_steps)
         try:
             for warning in plan_warnings(config, plan, inventory):
                 ledger.line(f"warning: {warning}")
@@ -100,12 +101,13 @@ def execute(
         except BaseException as error:
             ledger.close(error)
             raise
+        finally:
+            if config.run.trace:
+                join_traces(run_dir)
         ledger.close(None)
 
 
-def _train(
-    inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, executor: Executor, dump: bool
-) -> None:
+def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, executor: Executor, dump: bool) -> None:
     config, plan = inputs.config, inputs.plan
     spec = composition(inputs)
     cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut)
@@ -150,16 +152,15 @@ def composition(inputs: Inputs) -> CompositionSpec:
     )
 
 
-def _schedule(inputs: Inputs, spec: CompositionSpec) -> Schedule:
+def _schedule(inputs: Inputs) -> Schedule:
     train = inputs.config.train
     total = train.max_steps
     if total is None:
-        if spec.step_samples is None or spec.horizon is None:
-            raise ConfigError(
-                "train.step.packs needs train.max_steps: the number of steps of an epoch is not known before"
-            )
-        total = math.ceil(spec.horizon / spec.step_samples)
-    return Schedule(total, inputs.first_step, inputs.eval is not None, train.eval_every, inputs.config.checkpoint.every)
+        if train.step.samples is None:
+            raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
+        total = math.ceil(len(inputs.train) * (train.epochs or 1) / train.step.samples)
+    every = inputs.config.checkpoint.every
+    return Schedule(total, inputs.first_step, inputs.eval is not None, train.eval_every, every)
 
 
 def _controller(
@@ -201,7 +202,7 @@ def _controller(
         lambda index: compose_eval(spec, cost, eval_rows.samples if eval_rows else (), index),
         ledger,
         CheckpointWriter(inputs.run_dir, config.checkpoint.keep),
-        _schedule(inputs, spec),
+        _schedule(inputs),
         stop,
         frozenset((role, rank.rank) for role in inputs.reduced_roles for rank in sides[role]),
         inputs.run_dir / "verify" if dump else None,

@@ -28,8 +28,10 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import PeerError
 from flowtrain.pool.segment import SegmentHandle
 from flowtrain.runtime.executor import StageSpec
+from flowtrain.telemetry.peaks import Peak, peak_flops
 from flowtrain.telemetry.spans import Spans
 from flowtrain.telemetry.tables import ParameterRow
+from flowtrain.telemetry.trace import TraceFile
 from flowtrain.types import Phase, Role
 
 SPANNED = frozenset(
@@ -46,6 +48,7 @@ class StageReport:
     host: str
     device: str
     threads: int
+    peak: Peak | None = None
     parameters: tuple[ParameterRow, ...] = ()
     segment: SegmentHandle | None = None
 
@@ -77,6 +80,9 @@ class StageSlot:
         if self.stage is not None:
             self.stage.close()
             self.stage = None
+        if self.spans is not None:
+            self.spans.close()
+            self.spans = None
         if self._joined:
             import torch.distributed as dist
 
@@ -105,9 +111,10 @@ class StageSlot:
         self.close()
         config = config_from_json(spec.config_json)
         rank_plan = spec.rank_plan
-        span_file = Path(spec.run_dir) / "spans" / f"{rank_plan.role}-{rank_plan.rank}"
-        span_file.parent.mkdir(parents=True, exist_ok=True)
-        self.spans = Spans(span_file)
+        name = f"{rank_plan.role}-{rank_plan.rank}"
+        row = 100 * list(Role).index(rank_plan.role) + rank_plan.rank
+        trace = TraceFile(Path(spec.run_dir), name, row) if config.run.trace else None
+        self.spans = Spans(Path(spec.run_dir) / "spans" / name, trace)
         if rank_plan.role is Role.READER:
             from flowtrain.data.reader import ReaderStage
 
@@ -140,9 +147,7 @@ class StageSlot:
         from flowtrain.models.export import finish_export
 
         config = self.stage.config
-        finish_export(
-            config.model.path, Path(aside), [Role.PRODUCER, Role.CONSUMER], config.model.trust_remote_code
-        )
+        finish_export(config.model.path, Path(aside), [Role.PRODUCER, Role.CONSUMER], config.model.trust_remote_code)
         shutil.rmtree(final, ignore_errors=True)
         Path(aside).rename(final)
 
@@ -193,7 +198,7 @@ class StageSlot:
             self._updater(encoder, spec, config, group),
             read_shape(config.model.path).features(config.cut),
         )
-        return self._report(spec, encoder, pool.handle())
+        return self._report(spec, config, encoder, pool.handle())
 
     def _consumer(self, spec: StageSpec, config: Config, device: Any, group: Any) -> StageReport:
         from flowtrain.consumer.stage import ConsumerStage
@@ -205,7 +210,7 @@ class StageSlot:
         pool = self._pool(config, spec)
         updater = self._updater(backbone, spec, config, group)
         self.stage = ConsumerStage(spec.rank_plan.rank, config, backbone, pool, updater, device)
-        return self._report(spec, backbone, None)
+        return self._report(spec, config, backbone, None)
 
     def _updater(self, half: Any, spec: StageSpec, config: Config, group: Any) -> Any:
         from flowtrain.update.updater import Updater
@@ -231,13 +236,13 @@ class StageSlot:
         owner = spec.rank_plan.rank if spec.rank_plan.segment_bytes else None
         return PoolClient(transport, owner, spec.rank_plan.segment_bytes)
 
-    def _report(self, spec: StageSpec, half: Any, segment: SegmentHandle | None) -> StageReport:
+    def _report(self, spec: StageSpec, config: Config, half: Any, segment: SegmentHandle | None) -> StageReport:
         from flowtrain.models.table import parameter_rows
 
         rows = parameter_rows(half.parameters_by_name(), half.module_of())
-        return StageReport(
-            os.getpid(), socket.gethostname(), spec.rank_plan.device, spec.rank_plan.threads, rows, segment
-        )
+        plan = spec.rank_plan
+        peak = peak_flops(plan.device, config.model.dtype, plan.threads)
+        return StageReport(os.getpid(), socket.gethostname(), plan.device, plan.threads, peak, rows, segment)
 
 
 def _own_address() -> str:

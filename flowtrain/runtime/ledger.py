@@ -1,0 +1,212 @@
+"""The run's books: what each step did, what the whole run did, and what the user sees of it.
+
+Everything is added when it happens and written when the step's record is due, in step order. No decision reads it (C10).
+
+    composed, encoded, trained, updated, evaluated ──▶ StepBook ──record──▶ metrics.jsonl, samples.jsonl, progress
+                                                                  └──────▶ Totals ──close──▶ summary.json
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from flowtrain.config.schema import Config
+from flowtrain.errors import EXIT_DONE
+from flowtrain.flops import step_flops
+from flowtrain.messages import PackTrained, UnitEncoded
+from flowtrain.plan import Plan
+from flowtrain.runtime.stages import StageReport
+from flowtrain.runtime.step_end import StepResult
+from flowtrain.shapes import ModelShape
+from flowtrain.telemetry.console import Progress
+from flowtrain.telemetry.fatal import exit_code_of
+from flowtrain.telemetry.metrics import StepMetrics
+from flowtrain.telemetry.mfu import Fleet
+from flowtrain.telemetry.run_files import RunFiles
+from flowtrain.telemetry.tables import startup_tables
+from flowtrain.telemetry.totals import Totals
+from flowtrain.types import Module, Phase, Role, SkippedRow, Step
+
+
+@dataclass(slots=True)
+class StepBook:
+    """What is known of one step so far; mappings are by rank."""
+
+    step: Step
+    skipped: tuple[SkippedRow, ...]
+    result: StepResult | None = None
+    lr: Mapping[Module, float] = field(default_factory=dict)
+    bad: Mapping[int, SkippedRow] = field(default_factory=dict)
+    ended: float = 0.0
+    eval_loss: float | None = None
+    stall: dict[int, float] = field(default_factory=dict)
+    starvation: dict[int, float] = field(default_factory=dict)
+    producer_seconds: dict[int, float] = field(default_factory=dict)
+    consumer_seconds: dict[int, float] = field(default_factory=dict)
+    bytes_in: int = 0
+    bytes_out: int = 0
+    occupancy: float = 0.0
+
+
+class Ledger:
+    """`state`: the checkpoint's, to count on from; `occupancy` is asked for whenever a unit arrives."""
+
+    def __init__(
+        self,
+        config: Config,
+        shape: ModelShape,
+        plan: Plan,
+        files: RunFiles,
+        state: Mapping[str, Any] | None,
+        total: int,
+    ) -> None:
+        self.config = config
+        self.shape = shape
+        self.plan = plan
+        self.files = files
+        self.totals = Totals.from_state(state["totals"]) if state else Totals()
+        self.progress = Progress(config.telemetry.progress, total)
+        self.fleet: Fleet | None = None
+        self.evaluations: dict[int, float] = {}
+        self._books: dict[int, StepBook] = {}
+        self._before_seconds = self.totals.wall_seconds
+        self._started = self._step_start = time.monotonic()
+
+    # --- events -------------------------------------------------------------------------------------------------------
+
+    def started(self, reports: Mapping[tuple[Role, int], StageReport], sample_text: str | None) -> None:
+        """All stages stand: say what they are."""
+        sides: dict[Role, list[StageReport]] = {Role.PRODUCER: [], Role.CONSUMER: []}
+        for (role, _), report in sorted(reports.items()):
+            if role in sides:
+                sides[role].append(report)
+        peaks = {role: tuple(report.peak for report in side if report.peak) for role, side in sides.items()}
+        colocated = self.plan.placement == "colocated"
+        self.fleet = Fleet(peaks[Role.PRODUCER], peaks[Role.CONSUMER], self.config.cut, colocated)
+        rows = [row for side in sides.values() for row in side[0].parameters]
+        if self.config.telemetry.progress != "off":
+            self.line(startup_tables(rows, self.plan, sample_text))
+        self._step_start = time.monotonic()
+
+    def composed(self, step: Step, skipped: Iterable[SkippedRow]) -> None:
+        if step.phase is Phase.TRAIN:
+            self._books[step.index] = StepBook(step, tuple(skipped))
+
+    def encoded(self, answer: UnitEncoded, occupancy: float) -> None:
+        """`occupancy`: used share of the pool right now."""
+        book = self._books.get(answer.unit.step)
+        if book is None or answer.unit.phase is not Phase.TRAIN:
+            return
+        _add(book.stall, answer.producer, answer.waited)
+        _add(book.producer_seconds, answer.producer, answer.seconds)
+        book.bytes_in += sum(ref.bytes for ref in answer.refs)
+        book.occupancy = max(book.occupancy, occupancy)
+
+    def trained(self, answer: PackTrained, num_bytes: int) -> None:
+        """`num_bytes`: features that the pack got from the pool."""
+        book = self._books.get(answer.step)
+        if book is None or answer.phase is not Phase.TRAIN:
+            return
+        _add(book.starvation, answer.rank, answer.waited)
+        _add(book.consumer_seconds, answer.rank, answer.seconds)
+        book.bytes_out += num_bytes
+
+    def updated(
+        self, step: Step, result: StepResult, lr: Mapping[Module, float], bad: Mapping[int, SkippedRow]
+    ) -> None:
+        """The update of a step is on its way."""
+        book = self._books[step.index]
+        book.result, book.lr, book.bad, book.ended = result, lr, dict(bad), time.monotonic()
+
+    def evaluated(self, index: int, loss: float) -> None:
+        """The evaluation pass behind update `index` is done; its time belongs to no step."""
+        self.evaluations[index] = loss
+        self._step_start = time.monotonic()
+        self.totals.evaluated(loss)
+        if index in self._books:
+            self._books[index].eval_loss = loss
+        self.line(f"step {index}: evaluation loss {loss:.4f}")
+
+    def record(self, index: int, max_memory_bytes: int) -> None:
+        """Write what one step did; called once a step, in order."""
+        book = self._books.pop(index)
+        metrics = self._metrics(book, max_memory_bytes)
+        self._step_start = max(self._step_start, book.ended)
+        if self.config.run.trace_samples:
+            for pack in book.step.packs:
+                ids = [sample.id for sample in pack.samples if sample.position not in book.bad]
+                self.files.samples(index, pack.rank, pack.slot, ids)
+        for row in (*book.skipped, *book.bad.values()):
+            self.totals.skip(row)
+        self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
+        self.totals.step(metrics)
+        record = metrics.to_record()
+        self.files.metrics(record)
+        self.progress.step(record)
+
+    def saved(self, folder: Path) -> None:
+        self.line(f"checkpoint {folder}")
+
+    def stopping(self, step: int) -> None:
+        """A signal was received: say what will still be done."""
+        self.line(f"stopping after step {step}; a checkpoint is written (again: stop at once)")
+        self.files.decision(step, "stop")
+
+    def line(self, text: str) -> None:
+        self.progress.line(text)
+
+    # --- ends ---------------------------------------------------------------------------------------------------------
+
+    def totals_state(self) -> dict[str, Any]:
+        return self.totals.state()
+
+    def close(self, error: BaseException | None) -> None:
+        """Write the summary, whatever ended the run."""
+        self.progress.close()
+        self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
+        self.files.summary(self.totals.summary(EXIT_DONE if error is None else exit_code_of(error)))
+
+    def _metrics(self, book: StepBook, max_memory_bytes: int) -> StepMetrics:
+        step, result = book.step, book.result
+        assert result is not None, f"step {step.index} is recorded before its update"
+        survivors = [sample for sample in step.samples if sample.position not in book.bad]
+        costs: dict[int, float] = {}
+        for pack in step.packs:
+            _add(costs, pack.rank, pack.cost)
+        return StepMetrics(
+            step=step.index,
+            epoch=step.epoch,
+            rows=len(survivors),
+            text_tokens=sum(sample.text_tokens for sample in survivors),
+            vision_tokens=sum(sample.vision_tokens for sample in survivors),
+            trained_tokens=result.trained_tokens,
+            loss=result.loss,
+            grad_norm=result.grad_norm,
+            module_norms={module: result.module_norm(module) for module in result.square_sums},
+            lr=book.lr,
+            seconds=max(book.ended - self._step_start, 1e-9),
+            num_packs=len(step.packs),
+            capacity_tokens=len(step.packs) * self.config.packing.max_tokens,
+            starvation=book.starvation,
+            stall=book.stall,
+            producer_seconds=book.producer_seconds,
+            consumer_seconds=book.consumer_seconds,
+            predicted_costs=costs,
+            pool_bytes_in=book.bytes_in,
+            pool_bytes_out=book.bytes_out,
+            pool_occupancy=book.occupancy,
+            max_memory_bytes=max_memory_bytes,
+            flops=step_flops(self.shape, survivors, self.config.frozen),
+            fleet=self.fleet,
+            eval_loss=book.eval_loss,
+            num_skipped=len(book.skipped) + len(book.bad),
+            applied=result.applied,
+        )
+
+
+def _add(sums: dict[int, float], rank: int, value: float) -> None:
+    sums[rank] = sums.get(rank, 0.0) + value
