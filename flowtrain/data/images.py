@@ -1,0 +1,78 @@
+"""The encoder's inputs of one sample: its images decoded and prepared by the model's own image processor.
+
+Runs on producers. All images of a row go through one call, because some families prepare an image differently when it has
+neighbours (contract C4). What comes out must have the sizes that composition counted on from the headers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from flowtrain.config.schema import DataConfig
+from flowtrain.data.errors import BadImage, BadRow
+from flowtrain.data.pictures import load_picture
+from flowtrain.data.sources.base import Source
+from flowtrain.types import SampleMeta
+
+__all__ = ["BadImage", "EncoderInputs"]
+
+
+class EncoderInputs:
+    """Loads the images of samples of one source.
+
+    >>> inputs = EncoderInputs(processor, source, config.data).load(sample)      # doctest: +SKIP
+    >>> inputs["pixel_values"].shape, inputs["image_grid_thw"].shape             # doctest: +SKIP
+    (torch.Size([patches, 384]), torch.Size([images, 3]))
+    """
+
+    def __init__(self, processor: Any, source: Source, config: DataConfig) -> None:
+        self.processor = processor
+        self.source = source
+        self.config = config
+
+    def load(self, sample: SampleMeta) -> dict[str, torch.Tensor]:
+        """What the image processor returns for the row's images; BadImage(reason, detail) when one cannot be used."""
+        assert sample.images, f"sample {sample.id} has no image to encode"
+        try:
+            refs = self.source.row(sample.row).images
+        except BadRow as error:
+            raise BadImage(error.reason, error.detail, error.row_id) from error
+        if len(refs) != len(sample.images):
+            raise BadImage(
+                "image-count", f"row {sample.id} has {len(refs)} images now, and had {len(sample.images)} before"
+            )
+        pictures = []
+        for ref, told in zip(refs, sample.images, strict=True):
+            picture = load_picture(ref, self.config.max_image_pixels)
+            if picture.size != (told.width, told.height):
+                raise BadImage(
+                    "image-shape",
+                    f"{ref.label} has {picture.width}×{picture.height} pixels, and its header said {told.width}×{told.height}",
+                )
+            pictures.append(picture)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                prepared = self.processor.image_processor(images=pictures, return_tensors="pt")
+        except ValueError as error:
+            raise BadImage(
+                "image-shape", f"the images of row {sample.id} are refused by the processor: {error}"
+            ) from error
+        inputs = {name: value for name, value in prepared.items() if isinstance(value, torch.Tensor)}
+        self._check(sample, inputs)
+        return inputs
+
+    def _check(self, sample: SampleMeta, inputs: dict[str, torch.Tensor]) -> None:
+        """Each image takes the patches that the header promised: packs and blocks in the pool were sized by them."""
+        grids = inputs.get("image_grid_thw")
+        if grids is None:
+            return
+        patches = [int(count) for count in grids.prod(dim=1)]
+        told = [image.patches for image in sample.images]
+        if patches != told:
+            raise BadImage(
+                "image-shape", f"the images of row {sample.id} take {patches} patches, their headers promised {told}"
+            )

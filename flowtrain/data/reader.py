@@ -1,0 +1,85 @@
+"""The reader side of a run: rows of a range of positions, read, tokenised and measured.
+
+    read(phase, start, count, block) ──▶ Order ──▶ rows ──▶ SampleBuilder ──▶ (BlockRead, PayloadBlock)
+
+A plain class, so that the same code runs in this process and inside an actor. Source and processor of a phase are opened
+when its first block is asked for. Training rows are shuffled, held-out rows keep the order of their file. What a read
+returns depends on its arguments and the files alone, so it does not matter which reader gets which block, or when.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from flowtrain.config.schema import Config
+from flowtrain.data.blocks import BlockRead, PayloadBlock, SampleTokens
+from flowtrain.data.order import Order
+from flowtrain.data.sample import SampleBuilder, check_expansion
+from flowtrain.data.sources import open_source
+from flowtrain.errors import DataError
+from flowtrain.types import Phase, SampleMeta, SkippedRow
+
+__all__ = ["BlockRead", "PayloadBlock", "ReaderStage", "SampleTokens"]
+
+
+class ReaderStage:
+    """Reads blocks of both phases."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self._processor: Any = None
+        self._rows: dict[Phase, tuple[Order, SampleBuilder]] = {}
+
+    def read(self, phase: Phase, start: int, count: int, block: int) -> tuple[BlockRead, PayloadBlock]:
+        """Rows at positions [start, start + count). `block` counts the requests of one phase."""
+        order, builder = self._open(phase)
+        number = payload_number(phase, block)
+        rows: list[SampleMeta | SkippedRow] = []
+        tokens: list[SampleTokens] = []
+        for position in range(start, start + count):
+            built = builder.build(position, order.row(position), number, len(tokens))
+            if isinstance(built, SkippedRow):
+                rows.append(built)
+            else:
+                rows.append(built[0])
+                tokens.append(built[1])
+        return BlockRead(phase, number, start, tuple(rows)), PayloadBlock.of(tokens)
+
+    def close(self) -> None:
+        self._rows.clear()
+
+    def _open(self, phase: Phase) -> tuple[Order, SampleBuilder]:
+        if phase not in self._rows:
+            path = self._path(phase)
+            source = open_source(path)
+            if not len(source):
+                raise DataError(f"{path} has no rows")
+            order = Order(len(source), self.config.run.seed, shuffle=phase is Phase.TRAIN)
+            builder = SampleBuilder(
+                self._load_processor(),
+                source,
+                self.config.data,
+                self.config.max_row_tokens,
+                self.config.packing.on_long_row,
+            )
+            self._rows[phase] = order, builder
+        return self._rows[phase]
+
+    def _path(self, phase: Phase) -> Path:
+        path = self.config.data.train if phase is Phase.TRAIN else self.config.data.eval
+        assert path is not None, "held-out rows were asked for and data.eval is not set"
+        return path
+
+    def _load_processor(self) -> Any:
+        if self._processor is None:
+            from flowtrain.data.processor import load_processor
+
+            self._processor = load_processor(self.config.model.path, self.config)
+            check_expansion(self._processor)
+        return self._processor
+
+
+def payload_number(phase: Phase, block: int) -> int:
+    """Number of a payload block over both phases: the blocks of either are kept in one place until they are trained."""
+    return 2 * block + (phase is Phase.EVAL)

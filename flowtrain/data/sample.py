@@ -1,0 +1,186 @@
+"""One row as the model reads it: token ids with every image expanded, labels, and sizes from image headers.
+
+    row ─▶ chat template ─▶ text ─▶ tokenizer ─▶ ids, one place an image ─▶ each place × its token count ─▶ SampleTokens
+                              └──▶ answer spans ────────────────────────────▶ labels
+            images ─▶ headers ─▶ tokens and patches by the processor's own count ─▶ SampleMeta
+
+Expanding ids instead of text gives the same ids: the image token is a special token, at which every tokenizer splits; this
+is checked once against the processor itself. No pixel is decoded.
+
+Invariants: an image span is never cut (a row that is too long is skipped whole); no image token and no prompt token has a label;
+the first token has none either, because nothing predicts it.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from flowtrain.config.schema import DataConfig
+from flowtrain.data.blocks import SampleTokens
+from flowtrain.data.errors import BadRow
+from flowtrain.data.pictures import picture_size
+from flowtrain.data.processor import count_image
+from flowtrain.data.sources.base import RawRow, Source
+from flowtrain.data.spans import Messages, Span, marks_generation, spans_by_prefix, trained_mask
+from flowtrain.errors import ConfigError, DataError
+from flowtrain.types import ImageMeta, SampleMeta, SkippedRow
+
+Policy = Literal["skip", "error"]
+
+
+class SampleBuilder:
+    """Builds samples of one source with one processor."""
+
+    def __init__(
+        self, processor: Any, source: Source, config: DataConfig, max_row_tokens: int, on_long_row: Policy
+    ) -> None:
+        self.processor = processor
+        self.source = source
+        self.config = config
+        self.max_row_tokens = max_row_tokens
+        self.on_long_row = on_long_row
+        self._tokenizer = processor.tokenizer
+        self._marks = marks_generation(self._template)
+        self._special = [str(token) for token in self._tokenizer.all_special_tokens]
+
+    def build(self, position: int, row: int, block: int, index: int) -> tuple[SampleMeta, SampleTokens] | SkippedRow:
+        """The sample of `row`; a SkippedRow says why it cannot be used, or DataError where the policy is to stop."""
+        row_id = f"row-{row}"
+        try:
+            raw = self.source.row(row)
+            row_id = raw.id
+            tokens, images = self.read(raw)
+            trained = int((tokens.labels >= 0).sum())
+            vision = sum(image.tokens for image in images)
+            self._check_length(raw, len(tokens.input_ids), vision)
+            if trained == 0:
+                raise BadRow("no-trained-token", f"{raw.where} has no answer of the assistant with anything in it")
+        except BadRow as error:
+            return self._skipped(position, row, error.row_id or row_id, error)
+        text = len(tokens.input_ids) - vision
+        return SampleMeta(position, row, row_id, text, vision, trained, images, block, index), tokens
+
+    def read(self, raw: RawRow) -> tuple[SampleTokens, tuple[ImageMeta, ...]]:
+        """Token ids, labels and image sizes of a row of any length; BadRow when it cannot be read."""
+        images = tuple(self._image(raw, number) for number in range(len(raw.images)))
+        text = self._render(raw.messages, False, raw)
+        spans = self._spans(raw, text)
+        encoded = self._tokenizer(
+            text,
+            add_special_tokens=not self._begins_with_bos(text),
+            return_offsets_mapping=True,
+            return_attention_mask=False,
+            return_token_type_ids=False,
+            verbose=False,
+        )
+        ids = np.asarray(encoded["input_ids"], dtype=np.int64)
+        trained = np.asarray(trained_mask(encoded["offset_mapping"], spans), dtype=np.bool_)
+        places = ids == self.processor.image_token_id
+        if int(places.sum()) != len(images):
+            raise BadRow(
+                "image-count",
+                f"{raw.where} has {len(images)} images and {int(places.sum())} image tokens once rendered: its text holds "
+                f"{self.processor.image_token!r}, or the chat template leaves images out",
+            )
+        repeats = np.ones(len(ids), dtype=np.int64)
+        repeats[places] = [image.tokens for image in images]
+        trained &= ~places
+        if len(trained):
+            trained[0] = False
+        return SampleTokens.of(np.repeat(ids, repeats), np.repeat(trained, repeats)), images
+
+    @property
+    def _template(self) -> str:
+        template = self.processor.chat_template
+        chosen = template.get("default") if isinstance(template, dict) else template
+        if not chosen:
+            raise ConfigError("model.path: the processor has several chat templates and none is named `default`")
+        return str(chosen)
+
+    def _image(self, raw: RawRow, number: int) -> ImageMeta:
+        ref = raw.images[number]
+        height, width = picture_size(ref, self.config.max_image_pixels)
+        try:
+            tokens, patches = count_image(self.processor, height, width)
+        except (ValueError, ZeroDivisionError) as error:
+            raise BadRow(
+                "image-shape", f"{ref.label} has {width}×{height} pixels, refused by the processor: {error}"
+            ) from error
+        return ImageMeta(height, width, tokens, patches)
+
+    def _render(self, messages: Messages, prompt: bool, raw: RawRow) -> str:
+        from jinja2 import TemplateError
+
+        try:
+            text = self.processor.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
+        except (TemplateError, ValueError, TypeError, KeyError, IndexError) as error:
+            raise BadRow("template", f"the chat template refuses {raw.where}: {error}") from error
+        return str(text)
+
+    def _spans(self, raw: RawRow, text: str) -> list[Span]:
+        if not any(message["role"] == "assistant" for message in raw.messages):
+            raise BadRow("no-trained-token", f"{raw.where} has no turn of the assistant")
+        if not self._marks:
+            return spans_by_prefix(
+                lambda messages, prompt: self._render(messages, prompt, raw),
+                raw.messages,
+                text,
+                self._special,
+                raw.where,
+            )
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        rendered, spans = render_jinja_template(
+            conversations=[list(raw.messages)],
+            chat_template=self._template,
+            return_assistant_tokens_mask=True,
+            **self._tokenizer.special_tokens_map,
+        )
+        if rendered[0] != text:
+            raise BadRow(
+                "template", f"the chat template renders {raw.where} in two ways, so its answers cannot be told"
+            )
+        return [(int(start), int(end)) for start, end in spans[0]]
+
+    def _begins_with_bos(self, text: str) -> bool:
+        bos = self._tokenizer.bos_token
+        return bos is not None and text.startswith(bos)
+
+    def _check_length(self, raw: RawRow, tokens: int, vision: int) -> None:
+        if tokens > self.max_row_tokens:
+            raise BadRow(
+                "too-long",
+                f"{raw.where} has {tokens} tokens ({vision} of images), a row may have {self.max_row_tokens} "
+                "(packing.max_tokens, data.max_seq_len)",
+            )
+
+    def _skipped(self, position: int, row: int, row_id: str, error: BadRow) -> SkippedRow:
+        too_long = error.reason == "too-long"
+        policy = self.on_long_row if too_long else self.config.on_bad_sample
+        if policy == "error":
+            key = "packing.on_long_row" if too_long else "data.on_bad_sample"
+            raise DataError(f"row {row_id}: {error.detail} ({error.reason}); repair it, or set {key}: skip") from error
+        return SkippedRow(position, row, row_id, error.reason, error.detail)
+
+
+def check_expansion(processor: Any) -> None:
+    """ConfigError unless the processor expands an image into its count of image tokens and nothing else."""
+    from PIL import Image
+
+    side = 4 * int(getattr(processor.image_processor, "patch_size", 16))
+    text = f"a{processor.image_token}b"
+    try:
+        whole = processor(text=[text], images=[Image.new("RGB", (side, side))])["input_ids"][0]
+        tokens, _ = count_image(processor, side, side)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ConfigError(f"model.path: {type(processor).__name__} cannot prepare an image: {error}") from error
+    ours: list[int] = []
+    for token in processor.tokenizer(text)["input_ids"]:
+        ours.extend([token] * (tokens if token == processor.image_token_id else 1))
+    if list(whole) != ours:
+        raise ConfigError(
+            f"model.path: {type(processor).__name__} expands images in a form of its own ({len(whole)} tokens instead of "
+            f"{len(ours)} for a probe); this model family is not supported yet"
+        )
