@@ -123,8 +123,8 @@ def choose_kernel(
     if asked == "flash" and not usable:
         raise PlanError(
             "model.attention: flash needs a CUDA device of compute capability 8.0, 16-bit compute and no "
-            f"attention dropout; this run has {'such a' if flash else 'no such'} device, {str(compute_dtype).removeprefix('torch.')} "
-            f"and dropout {dropout}: set model.attention: auto"
+            f"attention dropout; this run has {'such a' if flash else 'no such'} device, "
+            f"{str(compute_dtype).removeprefix('torch.')} and dropout {dropout}: set model.attention: auto"
         )
     return VARLEN if usable and asked != "sdpa" else SEGMENTS
 

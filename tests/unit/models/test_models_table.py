@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models_reference import MODEL_DIR
+from models_reference import MODEL_DIR, load_halves
+from safetensors.torch import load_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForImageTextToText
 
+from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.models.families import family_of
-from flowtrain.models.table import module_of_parameters
+from flowtrain.models.table import module_of_parameters, parameter_rows
 from flowtrain.types import Module
 
 FAMILY_MARKS = {
@@ -57,6 +61,23 @@ def test_parts_of_qwen3_vl_are_counted() -> None:
         in_visual = any(parameter is p for p in visual.parameters())
         expected = Module.PROJECTOR if id(parameter) in projector else Module.ENCODER if in_visual else Module.BACKBONE
         assert table[name] is expected, name
+
+
+def test_start_up_rows_add_up_to_the_whole_model(make_config: Callable[..., Config], weights_dir: Path) -> None:
+    config = make_config("float32", freeze=("encoder",))
+    rows = [
+        row
+        for half in load_halves(config, weights_dir)
+        for row in parameter_rows(half.parameters_by_name(), half.module_of())
+    ]
+    assert {row.module: row.trainable for row in rows} == {
+        Module.ENCODER: False,
+        Module.PROJECTOR: True,
+        Module.BACKBONE: True,
+    }
+    stored = load_file(weights_dir / "model.safetensors").values()
+    assert sum(row.count for row in rows) == sum(tensor.numel() for tensor in stored)
+    assert all(row.bytes == 4 * row.count and row.dtype == "float32" for row in rows)
 
 
 def test_a_name_that_nobody_claims_is_an_error() -> None:
