@@ -1,7 +1,7 @@
 """How the controller calls stages: one small border, two implementations (`local`, `ray_executor`).
 
-An executor places one stage per rank of the plan, sends it orders and hands back answers. Orders to one rank are executed
-one after the other in the order of `submit`; nothing else is ordered.
+An executor places one stage per rank of the plan, sends it orders and hands back answers. Orders to one rank are
+executed one after the other in the order of `submit`; nothing else is ordered.
 """
 
 from __future__ import annotations

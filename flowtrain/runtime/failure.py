@@ -1,7 +1,7 @@
 """Finds the true cause among the failures of several processes (C9, R18): who died, before who noticed.
 
-When a process dies, the others' collectives fail too, often sooner than the death is reported. So after the first failure the answers
-of a short grace period are collected, and the best story is told.
+When a process dies, the others' collectives fail too, often sooner than the death is reported. So after the first
+failure the answers of a short grace period are collected, and the best story is told.
 """
 
 from __future__ import annotations

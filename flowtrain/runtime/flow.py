@@ -6,13 +6,14 @@
 
 | waits | for | woken by |
 |---|---|---|
-| a unit | room in its owner's ring; the update of the step before (trainable encoder) | a pack or backward done; `updated` |
+| a unit | room in its owner's ring; the update of the step before (trainable encoder) | `trained`, `returned`, `update_sent` |
 | a pack | all its units; the packs of its rank before it | `encoded` |
 | a backward | the pack that uses the unit; the units before it on that producer | `trained` |
 | a reduce | all orders of the step to that rank being sent | any of the above |
 
-Invariants: orders to one rank are executed in the order in which they are sent; a rank has at most `DEPTH` orders of each kind in
-flight; a unit is reserved in the order of need and never past one that does not fit; every block reserved is released once.
+Invariants: orders to one rank are executed in the order in which they are sent; a rank has at most `DEPTH` orders of
+each kind in flight; a unit is reserved in the order of need and never past one that does not fit; every block reserved
+is released once.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ class _PackState:
 
 
 class Flow:
-    """See the module's page. `payload_bytes(sample)` is the size of a sample's block; `directory` mirrors the segments."""
+    """See the page above. `payload_bytes(sample)`: size of a sample's block; `directory` mirrors the segments."""
 
     def __init__(
         self,

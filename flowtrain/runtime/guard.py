@@ -1,6 +1,6 @@
 """Ties the life of a process to another one's, so that nothing is left behind however a run dies (contract C9).
 
-Linux only: a pidfd becomes readable when its process ends, even by SIGKILL, and a parent-death signal is sent by the kernel.
+Linux only: a pidfd becomes readable when its process ends, even by SIGKILL, and the kernel sends a parent-death signal.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The run's books: what each step did, what the whole run did, and what the user sees of it.
 
-Everything is added when it happens and written when the step's record is due, in step order. No decision reads it (C10).
+Everything is added when it happens and written when the step's record is due, in step order; no decision reads it.
 
     composed, encoded, trained, updated, evaluated ──▶ StepBook ──record──▶ metrics.jsonl, samples.jsonl, progress
                                                                   └──────▶ Totals ──close──▶ summary.json

@@ -1,4 +1,4 @@
-"""All stages in this process, called in the order of submission: what a user with one GPU runs, and what tests run without Ray."""
+"""All stages in this process, called in the order of submission: for a user with one GPU, and for tests without Ray."""
 
 from __future__ import annotations
 

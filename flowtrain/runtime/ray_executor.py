@@ -85,8 +85,8 @@ class RayExecutor:
             if not ready:
                 names = ", ".join(f"{role} {rank}" for role, rank in waiting.values())
                 raise PlanError(
-                    f"{names} did not start within {self.start_timeout_seconds:g} s: the cluster is too busy or lacks the "
-                    f"resources; see {self.cluster.log_dir}, or raise cluster.start_timeout_seconds"
+                    f"{names} did not start within {self.start_timeout_seconds:g} s: the cluster is too busy or lacks "
+                    f"the resources; see {self.cluster.log_dir}, or raise cluster.start_timeout_seconds"
                 )
             for ref in ready:
                 role, rank = key = waiting.pop(ref)

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from flowtrain.data.reader import BlockRead
 from flowtrain.data.stream import ReadRequest, SampleStream
 from flowtrain.errors import DataError
 from flowtrain.packing.compose import Composer
-from flowtrain.types import Phase, SampleMeta, SkippedRow, Step
+from flowtrain.types import SampleMeta, SkippedRow, Step
 
 PROBED_ROWS = 100
 """Rows among which the share of bad ones is checked against `data.max_bad_share`."""

@@ -81,8 +81,8 @@ def execute(
 ) -> None:
     """Run to the end; raises what ended it.
 
-    `resume`: a complete checkpoint folder. `dump`: write gradients and parameters of every step (verify). `executor`: one
-    that the caller has started and will close; it must have a process for each rank of the plan.
+    `resume`: a complete checkpoint folder. `dump`: write gradients and parameters of every step (verify). `executor`:
+    one that the caller has started and will close; it must have a process for each rank of the plan.
     """
     state = read_state(resume) if resume else None
     shape = read_shape(config.model.path)

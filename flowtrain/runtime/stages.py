@@ -4,7 +4,7 @@
 |---|---|---|
 | `prepare` | consumer 0 | whole-model weights, made once from the seed where the model folder has none |
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
-| `configure` | all | builds the stage; a stage built before is closed first, so that one process can serve several runs |
+| `configure` | all | builds the stage, after closing one built before: a process can serve several runs |
 | `attach` | consumer | opens the producers' segments |
 | `restore` | all | parameters and optimizer from a checkpoint |
 | `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
@@ -169,7 +169,8 @@ class StageSlot:
             )
         except RuntimeError as error:
             raise PeerError(
-                f"{spec.rank_plan.role} {spec.rank_plan.rank} could not join its {spec.world_size} ranks at {host}:{port}: {error}"
+                f"{spec.rank_plan.role} {spec.rank_plan.rank} could not join the {spec.world_size} ranks of its side at "
+                f"{host}:{port}: {error}"
             ) from error
         self._joined = True
         return dist.group.WORLD

@@ -65,7 +65,7 @@ def start_stages(
     reports = _ask(executor, {key: ("configure", spec) for key, spec in specs.items()}, timeout)
     segments = {rank: report.segment for (role, rank), report in reports.items() if role is Role.PRODUCER}
     consumers = [key for key in specs if key[0] is Role.CONSUMER]
-    _ask(executor, {key: ("attach", segments) for key in consumers}, timeout)
+    _ask(executor, dict.fromkeys(consumers, ("attach", segments)), timeout)
     if checkpoint is not None:
         trained = [key for key in specs if key[0] is not Role.READER]
         _ask(executor, {key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained}, timeout)

@@ -3,8 +3,8 @@
     PackTrained × packs ─┐
     ReduceReport × ranks ┴─▶ StepEnd.order() ─▶ UpdateOrder for every rank ─▶ UpdateReport × ranks ─▶ done
 
-Losses are summed in the fixed order slot, rank; square sums of the two sides are added encoder, projector, backbone. Every rank of a
-side reports the same numbers (they were summed over its ranks); they are checked against each other.
+Losses are summed in the fixed order slot, rank; square sums of the two sides are added encoder, projector, backbone.
+Every rank of a side reports the same numbers (they were summed over its ranks); they are checked against each other.
 """
 
 from __future__ import annotations
