@@ -132,6 +132,4 @@ class BackboneHalf(Half):
         if not of_samples:
             return None
         features = tuple(torch.cat(tensors) for tensors in zip(*of_samples, strict=True))
-        if self.cut is Cut.BEFORE_PROJECTOR:
-            features = self.family.project(self.model, features)
-        return self.family.as_outputs(features)
+        return self.family.encoder_outputs(self.model, features, self.cut)

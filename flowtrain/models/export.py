@@ -23,7 +23,7 @@ from torch import nn
 
 from flowtrain.errors import ConfigError
 from flowtrain.models import weights
-from flowtrain.models.loading import build_on_meta, read_config
+from flowtrain.models.parts import build_on_meta, read_config
 from flowtrain.models.table import module_of_parameters
 
 SHARD_BYTES = 4 * 2**30

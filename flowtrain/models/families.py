@@ -4,8 +4,7 @@
 |---|---|---|
 | `prepare_encoder` | producer | cut before the projector: a tap in place of every merger keeps what it was given |
 | `encode` | producer | `get_image_features` over all images of the unit, split by sample |
-| `project` | consumer | cut before the projector: the mergers, called on the kept inputs |
-| `as_outputs` | consumer | the features in the form that the model's `forward` takes as `mm_encoder_outputs` |
+| `encoder_outputs` | consumer | what `forward` takes as `mm_encoder_outputs`; cut before: the mergers run on the features |
 | `positions` | consumer | the model's own 3-axis rotary positions of one sample |
 | `example_image` | consumer | a small image's grid and features, for the load-time leak test |
 
@@ -35,9 +34,7 @@ class Family(Protocol):
 
     def encode(self, model: Any, inputs: Sequence[Inputs], cut: Cut) -> list[Features]: ...
 
-    def project(self, model: Any, features: Features) -> Features: ...
-
-    def as_outputs(self, features: Features) -> Any: ...
+    def encoder_outputs(self, model: Any, features: Features, cut: Cut) -> Any: ...
 
     def positions(self, model: Any, input_ids: torch.Tensor, grids: torch.Tensor | None) -> torch.Tensor: ...
 
@@ -88,12 +85,11 @@ class Qwen3VL:
             rows = [count // visual.spatial_merge_unit for count in patches]
         return list(zip(*(tensor.split(rows) for tensor in whole), strict=True))
 
-    def project(self, model: Any, features: Features) -> Features:
-        visual = model.model.visual
-        mergers = [visual.merger, *visual.deepstack_merger_list]
-        return tuple(merger(hidden) for merger, hidden in zip(mergers, features, strict=True))
-
-    def as_outputs(self, features: Features) -> Any:
+    def encoder_outputs(self, model: Any, features: Features, cut: Cut) -> Any:
+        if cut is Cut.BEFORE_PROJECTOR:
+            visual = model.model.visual
+            mergers = [visual.merger, *visual.deepstack_merger_list]
+            features = tuple(merger(hidden_PD) for merger, hidden_PD in zip(mergers, features, strict=True))
         pooler_TD, *levels = features
         return {
             "image": BaseModelOutputWithDeepstackFeatures(

@@ -20,7 +20,7 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.models import attention
 from flowtrain.models.families import Family, family_of
-from flowtrain.models.loading import build_on_meta, load_part, read_config
+from flowtrain.models.parts import build_on_meta, load_part, read_config
 from flowtrain.models.table import module_of_parameters
 from flowtrain.types import Cut, Module
 

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
+from flowtrain.models.backbone import BackboneHalf
 from flowtrain.models.encoder import EncoderHalf
 from flowtrain.models.loading import ensure_weights
 from flowtrain.types import Module
@@ -113,6 +114,38 @@ def test_weights_of_the_folder_are_used_in_place(
     assert not (tmp_path / "run").exists()
     random = ensure_weights(with_model(config, folder, tmp_path / "run", init="random"))
     assert random == tmp_path / "run" / "init"
+
+
+def test_weights_under_older_names_are_converted_once(
+    make_config: Callable[..., Config], weights_dir: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(weights_dir / "model.safetensors")
+    older = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+    folder = _folder_with(tmp_path / "model", older)
+    config = with_model(make_config("float32"), folder, tmp_path / "run")
+    converted = ensure_weights(config)
+    assert converted == tmp_path / "run" / "init"
+    stored = load_file(converted / "model.safetensors")
+    assert stored.keys() == tensors.keys()
+    assert all(torch.equal(stored[name], tensors[name]) for name in tensors)
+    made = (converted / "model.safetensors").stat().st_mtime_ns
+    assert ensure_weights(config) == converted
+    assert (converted / "model.safetensors").stat().st_mtime_ns == made
+    save_file({name: tensor + 1 for name, tensor in older.items()}, folder / "model.safetensors", {"format": "pt"})
+    stored = load_file(ensure_weights(config) / "model.safetensors")
+    assert all(torch.equal(stored[name], tensors[name] + 1) for name in tensors)
+
+
+def test_a_head_stored_beside_its_tied_embedding_is_accepted(
+    make_config: Callable[..., Config], weights_dir: Path, tmp_path: Path
+) -> None:
+    tensors = load_file(weights_dir / "model.safetensors")
+    head = tensors.pop("model.language_model.embed_tokens.weight")
+    folder = _folder_with(tmp_path / "model", {**tensors, "lm_head.weight": head})
+    config = with_model(make_config("float32"), folder, tmp_path / "run")
+    assert ensure_weights(config) == folder
+    backbone = BackboneHalf.load(folder, folder, config, CPU, "float32")
+    assert torch.equal(backbone.parameters_by_name()["model.language_model.embed_tokens.weight"], head)
 
 
 def test_shards_are_read_through_their_index(
