@@ -4,7 +4,7 @@
 |---|---|---|
 | `prepare_encoder` | producer | cut before the projector: a tap in place of every merger keeps what it was given |
 | `encode` | producer | `get_image_features` over all images of the unit, split by sample |
-| `encoder_outputs` | consumer | what `forward` takes as `mm_encoder_outputs`; cut before: the mergers run on the features |
+| `encoder_outputs` | consumer | what `forward` takes as `mm_encoder_outputs`; cut before: mergers run on the features |
 | `positions` | consumer | the model's own 3-axis rotary positions of one sample |
 | `example_image` | consumer | a small image's grid and features, for the load-time leak test |
 
