@@ -21,7 +21,7 @@ IGNORED_LABEL = -100
 
 @dataclass(frozen=True, slots=True)
 class BlockRead:
-    """Rows of positions `start`, `start + 1`, …; `block` numbers the payload block, over training and evaluation alike."""
+    """Rows of positions `start`, `start + 1`, …; `block` numbers the payload block, over both phases."""
 
     phase: Phase
     block: int
@@ -42,7 +42,7 @@ class SampleTokens(NamedTuple):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PayloadBlock:
-    """Token ids of a block's samples, end to end in arrays without Python objects: five bytes a token, pickled as they are.
+    """Token ids of a block's samples, end to end in arrays without Python objects, five bytes a token.
 
     `starts` has one entry more than there are samples: sample k lies in [starts[k], starts[k + 1]).
     """

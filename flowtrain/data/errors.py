@@ -29,6 +29,19 @@ REASONS = (
     "too-long",
 )
 
+ADVICE = {
+    "bad-messages": 'write each row as {"messages": [{"role": …, "content": …}, …]}',
+    "image-count": "give each image one <image> in the text, and each <image> one entry in `images`",
+    "image-missing": "put the files where the paths, taken from the data file's folder, lead, or store bytes in the rows",
+    "image-undecodable": "fetch or convert these files again",
+    "image-too-large": "shrink these images, or raise data.max_image_pixels",
+    "image-shape": "crop or pad these images to a shape that the model's processor takes",
+    "template": "see that the rows' turns suit the model's chat template, or mark its answers with {% generation %}",
+    "no-trained-token": "give these rows an answer of the assistant",
+    "too-long": "raise packing.max_tokens or data.max_seq_len, or lower data.max_pixels",
+}
+"""What to change, for each reason."""
+
 
 class BadRow(DataError):
     """A row that cannot be used. `reason` is one of `REASONS`; `row_id` is the row's own id where it could be read."""

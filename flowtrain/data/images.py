@@ -1,7 +1,7 @@
 """The encoder's inputs of one sample: its images decoded and prepared by the model's own image processor.
 
-Runs on producers. All images of a row go through one call, because some families prepare an image differently when it has
-neighbours (contract C4). What comes out must have the sizes that composition counted on from the headers.
+Runs on producers. All images of a row go through one call, because some families prepare an image differently when it
+has neighbours (contract C4). What comes out must have the sizes that composition counted on from the headers.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class EncoderInputs:
             if picture.size != (told.width, told.height):
                 raise BadImage(
                     "image-shape",
-                    f"{ref.label} has {picture.width}×{picture.height} pixels, and its header said {told.width}×{told.height}",
+                    f"{ref.label} has {picture.width}×{picture.height} pixels, and its header said "
+                    f"{told.width}×{told.height}",
                 )
             pictures.append(picture)
         try:

@@ -15,7 +15,9 @@ Cut-off files are errors: Pillow's leave to fill them with grey stays off. An im
 from __future__ import annotations
 
 import io
+import struct
 import warnings
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -28,7 +30,18 @@ _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations whose upright picture has width and height exchanged."""
 
-_UNREADABLE = (OSError, SyntaxError, ValueError, EOFError, IndexError, KeyError, TypeError, OverflowError)
+_UNREADABLE = (
+    OSError,
+    SyntaxError,
+    ValueError,
+    EOFError,
+    IndexError,
+    KeyError,
+    TypeError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+)
 """What Pillow's format plug-ins raise on damaged files, beside its own errors."""
 
 

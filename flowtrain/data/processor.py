@@ -92,8 +92,8 @@ def _check_limits(processor: Any, most: int | None, least: int | None, name: str
             pixels = patches * int(processor.image_processor.patch_size) ** 2
             if not obeys(pixels, limit):
                 raise ConfigError(
-                    f"data.max_pixels, data.min_pixels: {name} makes {pixels} pixels of a {width}×{height} image against the "
-                    f"limit of {limit}; choose a limit that whole patches can keep"
+                    f"data.max_pixels, data.min_pixels: {name} makes {pixels} pixels of a {width}×{height} image "
+                    f"against the limit of {limit}; choose a limit that whole patches can keep"
                 )
 
 

@@ -2,9 +2,9 @@
 
     read(phase, start, count, block) ──▶ Order ──▶ rows ──▶ SampleBuilder ──▶ (BlockRead, PayloadBlock)
 
-A plain class, so that the same code runs in this process and inside an actor. Source and processor of a phase are opened
-when its first block is asked for. Training rows are shuffled, held-out rows keep the order of their file. What a read
-returns depends on its arguments and the files alone, so it does not matter which reader gets which block, or when.
+A plain class, so that the same code runs in this process and inside an actor. Source and processor of a phase are
+opened when its first block is asked for. Training rows are shuffled, held-out rows keep the order of their file. What a
+read returns depends on its arguments and the files alone, so it does not matter which reader gets which block, or when.
 """
 
 from __future__ import annotations

@@ -4,11 +4,11 @@
                               └──▶ answer spans ────────────────────────────▶ labels
             images ─▶ headers ─▶ tokens and patches by the processor's own count ─▶ SampleMeta
 
-Expanding ids instead of text gives the same ids: the image token is a special token, at which every tokenizer splits; this
-is checked once against the processor itself. No pixel is decoded.
+Expanding ids instead of text gives the same ids: the image token is a special token, at which every tokenizer splits;
+this is checked once against the processor itself. No pixel is decoded.
 
-Invariants: an image span is never cut (a row that is too long is skipped whole); no image token and no prompt token has a label;
-the first token has none either, because nothing predicts it.
+Invariants: an image span is never cut (a row that is too long is skipped whole); no image token and no prompt token has
+a label; the first token has none either, because nothing predicts it.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class SampleBuilder:
         if int(places.sum()) != len(images):
             raise BadRow(
                 "image-count",
-                f"{raw.where} has {len(images)} images and {int(places.sum())} image tokens once rendered: its text holds "
-                f"{self.processor.image_token!r}, or the chat template leaves images out",
+                f"{raw.where} has {len(images)} images and {int(places.sum())} image tokens once rendered: "
+                f"its text holds {self.processor.image_token!r}, or the chat template leaves images out",
             )
         repeats = np.ones(len(ids), dtype=np.int64)
         repeats[places] = [image.tokens for image in images]
@@ -181,6 +181,6 @@ def check_expansion(processor: Any) -> None:
         ours.extend([token] * (tokens if token == processor.image_token_id else 1))
     if list(whole) != ours:
         raise ConfigError(
-            f"model.path: {type(processor).__name__} expands images in a form of its own ({len(whole)} tokens instead of "
-            f"{len(ours)} for a probe); this model family is not supported yet"
+            f"model.path: {type(processor).__name__} expands images in a form of its own ({len(whole)} tokens "
+            f"instead of {len(ours)} for a probe); this model family is not supported yet"
         )

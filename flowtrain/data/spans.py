@@ -1,9 +1,9 @@
-"""Which characters of a rendered conversation are trained: what the assistant says and the end of its turn, nothing else.
+"""Which characters of a rendered conversation are trained: what the assistant says and the end of its turn.
 
 1. A template with `{% generation %}` says so itself; its spans are taken as they are.
-2. Any other template is rendered turn by turn. What is added between "the conversation so far plus the generation prompt"
-   and "the same with the assistant's turn" is that turn; it ends after its last special token (the end of the turn) or,
-   in a template without one, after its last character that is not white space.
+2. Any other template is rendered turn by turn. What is added between "the conversation so far plus the generation
+   prompt" and "the same with the assistant's turn" is that turn; it ends after its last special token (the end of the
+   turn) or, in a template without one, after its last character that is not white space.
 
 The second way holds only if each rendering begins with the one before. A template that rewrites earlier turns, or the
 prompt, does not show which tokens are the answer: `BadRow("template")`, never a guess.
@@ -44,8 +44,8 @@ def spans_by_prefix(
         if not so_far.startswith(prompt) or not text.startswith(so_far):
             raise BadRow(
                 "template",
-                f"the chat template renders turn {number} of {where} in another way once more turns follow, so the tokens "
-                "of the answer cannot be told; add {% generation %} to the template",
+                f"the chat template renders turn {number} of {where} in another way once more turns follow, so "
+                "the tokens of the answer cannot be told; add {% generation %} to the template",
             )
         spans.append((len(prompt), len(prompt) + _turn_end(so_far[len(prompt) :], special_tokens)))
     return spans
@@ -58,7 +58,7 @@ def _turn_end(turn: str, special_tokens: Sequence[str]) -> int:
 
 
 def trained_mask(offsets: Sequence[Span], spans: Sequence[Span]) -> list[bool]:
-    """Per token, whether its characters lie within one span. Both are ascending; a token of no characters is not trained.
+    """Per token, whether its characters lie within one span. Both are ascending; an empty token is not trained.
 
     A token that reaches over the border of a span holds some of the prompt and is not trained.
     """

@@ -14,13 +14,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from flowtrain.data.blocks import BlockRead
 from flowtrain.types import SampleMeta, SkippedRow
 
 
-class ReadRequest(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ReadRequest:
     """Reader `reader` shall read `count` positions from `start`; `block` numbers the requests of a stream from 0."""
 
     reader: int

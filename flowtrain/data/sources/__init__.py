@@ -10,7 +10,7 @@ from flowtrain.data.sources.folder import FolderSource
 from flowtrain.data.sources.lines import JsonSource
 from flowtrain.errors import DataError
 
-__all__ = ["FORMATS", "ImageRef", "RawRow", "Source", "open_source"]
+__all__ = ["FORMATS", "SIZES_SUFFIX", "ImageRef", "RawRow", "Source", "open_source"]
 
 
 def _open_parquet(paths: list[Path]) -> list[Source]:
@@ -23,6 +23,9 @@ def _open_parquet(paths: list[Path]) -> list[Source]:
 def _open_json(paths: list[Path]) -> list[Source]:
     return [JsonSource(path) for path in paths]
 
+
+SIZES_SUFFIX = ".sizes.jsonl"
+"""Row sizes that `flowtrain data scan` writes beside the rows; they are not rows."""
 
 FORMATS: dict[str, Callable[[list[Path]], list[Source]]] = {
     ".parquet": _open_parquet,
@@ -45,7 +48,11 @@ def open_source(path: Path) -> Source:
 
 
 def _open_folder(path: Path) -> Source:
-    files = sorted(file for file in path.iterdir() if file.suffix in FORMATS and file.is_file())
+    files = sorted(
+        file
+        for file in path.iterdir()
+        if file.suffix in FORMATS and not file.name.startswith(".") and not file.name.endswith(SIZES_SUFFIX)
+    )
     kinds = sorted({file.suffix for file in files})
     if not files:
         raise DataError(f"{path} holds no {', '.join(FORMATS)} file")

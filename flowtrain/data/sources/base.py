@@ -1,7 +1,7 @@
 """What every kind of data file offers: rows by number, each with its conversation and references to its images.
 
-A source is opened by each process that needs it (readers: text and image headers; producers: pixels), so it keeps little
-in memory and reads a row when it is asked for.
+A source is opened by each process that needs it (readers: text and image headers; producers: pixels), so it keeps
+little in memory and reads a row when it is asked for.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from flowtrain.data.errors import BadImage
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """One image of a row, not yet read: `value` is its bytes, a file, or a `data:` URI. `label` names it in messages."""
+    """One image of a row, not yet read: `value` is its bytes, a file, or a `data:` URI. `label` names it."""
 
     value: bytes | Path | str
     label: str
@@ -52,7 +52,8 @@ class RawRow:
     Attributes:
         index: number of the row in the source, from 0.
         id: the row's own `id`, or `row-N`.
-        messages: `{"role": …, "content": [{"type": "text", "text": …} | {"type": "image"}, …]}`, as chat templates take them.
+        messages: `{"role": …, "content": [{"type": "text", "text": …} | {"type": "image"}, …]}`, as chat templates
+            take them.
         images: in the order of their places in the messages, as many as there are places.
         where: file and line or row, for messages.
     """
@@ -84,7 +85,7 @@ _SAMPLE_BYTES = 1 << 16
 
 
 def file_fingerprint(path: Path) -> str:
-    """Size, and content of both ends of the file: reading terabytes to know a file again would cost more than it saves."""
+    """Size, and content of both ends of the file: reading terabytes to know a file again would cost too much."""
     size = path.stat().st_size
     digest = hashlib.blake2b(f"{path.name}:{size}".encode(), digest_size=8)
     with path.open("rb") as file:

@@ -1,8 +1,8 @@
 """JSON rows by byte offset: one object a line, or the elements of one array.
 
-The file is walked once for the places of its rows; a row is parsed when it is asked for, so types may differ from row to
-row and a broken row is a bad row, not a broken file. An array is recognised by its first character, whatever the file
-is called; it has to be sound as a whole, because the end of a broken element cannot be known.
+The file is walked once for the places of its rows; a row is parsed when it is asked for, so types may differ from row
+to row and a broken row is a bad row, not a broken file. An array is recognised by its first character, whatever the
+file is called; it has to be sound as a whole, because the end of a broken element cannot be known.
 """
 
 from __future__ import annotations
@@ -116,7 +116,8 @@ def _array_places(path: Path) -> Iterator[tuple[int, int, int]]:
             _, end = decoder.raw_decode(text, place)
         except json.JSONDecodeError as error:
             raise DataError(
-                f"{path}:{error.lineno}:{error.colno} is not JSON ({error.msg}): expected one array of rows, or one row a line"
+                f"{path}:{error.lineno}:{error.colno} is not JSON ({error.msg}): expected one array of "
+                "rows, or one row a line"
             ) from error
         start_bytes = done_bytes + len(text[done:place].encode())
         end_bytes = start_bytes + len(text[place:end].encode())

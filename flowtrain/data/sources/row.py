@@ -9,8 +9,9 @@
 | `images: […]` or `image: …` | the row's images, in order of their places |
 | an image: bytes, `{bytes, path}`, a path relative to the file, `data:image/…` | a reference, read when needed |
 
-Two user turns in a row, or a first turn of the assistant, are handed to the chat template as they are. Everything else is a
-bad row with its reason: nothing is dropped or guessed. Addresses on the network are refused: a run must not depend on them.
+Two user turns in a row, or a first turn of the assistant, are handed to the chat template as they are. Everything else
+is a bad row with its reason: nothing is dropped or guessed. Addresses on the network are refused: a run must not depend
+on them.
 """
 
 from __future__ import annotations

@@ -1,0 +1,322 @@
+"""`flowtrain data`: look at rows before training on them.
+
+| command | answers |
+|---|---|
+| `show` | what does the model see of this row, and what is trained |
+| `check` | which rows cannot be used, and why |
+| `scan` | how long are the rows; writes their sizes for planning |
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowtrain.errors import DataError
+from flowtrain.types import Phase, SampleMeta, SkippedRow
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from flowtrain.config.schema import Config
+    from flowtrain.data.sample import SampleBuilder
+    from flowtrain.data.survey import Survey
+
+ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.")]
+Overrides = Annotated[
+    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
+]
+JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
+Split = Annotated[Phase, typer.Option("--split", help="Training or held-out rows.")]
+
+data_app = typer.Typer(help="Look at the rows: show, check and scan.", no_args_is_help=True)
+
+
+def register(app: typer.Typer) -> None:
+    app.add_typer(data_app, name="data")
+
+
+@data_app.command()
+def show(
+    config_path: ConfigPath,
+    row: Annotated[
+        str, typer.Option("--row", metavar="N|ID", help="Number of the first row (from 0), or an id.")
+    ] = "0",
+    count: Annotated[int, typer.Option("--count", min=1, help="Rows to show.")] = 1,
+    split: Split = Phase.TRAIN,
+    overrides: Overrides = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Show rows as the model sees them: text with the trained tokens marked, pictures, token counts."""
+    from flowtrain.data.survey import open_builder
+
+    builder = open_builder(_load(config_path, overrides), split)
+    first = _find(builder, row)
+    console = _console()
+    shown = [_show_row(builder, number, console) for number in range(first, min(first + count, len(builder.source)))]
+    _write_json(json_file, shown)
+
+
+@data_app.command()
+def check(config_path: ConfigPath, overrides: Overrides = None, json_file: JsonFile = None) -> None:
+    """Read and decode every training and held-out row; count what cannot be used, and say what to change."""
+    from flowtrain.data.survey import Survey, open_builder, survey_rows
+
+    config = _load(config_path, overrides)
+    console = _console()
+    surveys: dict[str, Survey] = {}
+    processor: Any = None
+    for phase, path in ((Phase.TRAIN, config.data.train), (Phase.EVAL, config.data.eval)):
+        if path is None:
+            continue
+        builder = open_builder(config, phase, processor)
+        processor = builder.processor
+        survey = surveys[phase.value] = Survey()
+        for found in _progress(survey_rows(builder, decode=True), len(builder.source), f"checking {path.name}"):
+            survey.add(found)
+        _print_survey(console, f"{phase.value} ({path})", survey)
+    _write_json(json_file, {name: survey.to_dict() for name, survey in surveys.items()})
+    _judge(config, surveys)
+
+
+@data_app.command()
+def scan(
+    config_path: ConfigPath,
+    out: Annotated[Path | None, typer.Option("--out", help="File to write; default: <data>.sizes.jsonl.")] = None,
+    split: Split = Phase.TRAIN,
+    overrides: Overrides = None,
+    json_file: JsonFile = None,
+) -> None:
+    """Measure every row from its text and image headers, and write the sizes as JSON lines for planning."""
+    from flowtrain.data.sources import SIZES_SUFFIX
+    from flowtrain.data.survey import Survey, open_builder, row_sizes, survey_rows
+
+    config = _load(config_path, overrides)
+    builder = open_builder(config, split)
+    path = builder.source.path
+    out = out or path.parent / f"{path.name}{SIZES_SUFFIX}"
+    survey, kept = Survey(), []
+    aside = out.with_name(f"{out.name}.part")
+    try:
+        with aside.open("w") as file:
+            for found in _progress(survey_rows(builder, decode=False), len(builder.source), f"measuring {path.name}"):
+                survey.add(found)
+                file.write(json.dumps(row_sizes(found)) + "\n")
+                if isinstance(found, SampleMeta):
+                    kept.append(found)
+        aside.replace(out)
+    except OSError as error:
+        raise DataError(f"{out} cannot be written: {error.strerror or error}; choose another file by --out") from error
+    finally:
+        aside.unlink(missing_ok=True)
+    console = _console()
+    _print_survey(console, f"{split.value} ({path})", survey)
+    sizes = _percentiles(kept)
+    _print_percentiles(console, sizes)
+    console.print(f"sizes of {survey.rows} rows: {out}", soft_wrap=True)
+    _write_json(json_file, {"file": str(out), **survey.to_dict(), "percentiles": sizes})
+    if survey.rows and not survey.usable:
+        raise DataError(f"none of the {survey.rows} rows of {path} can be used: run `flowtrain data check`")
+
+
+# --- show -------------------------------------------------------------------------------------------------------------
+
+
+def _find(builder: SampleBuilder, wanted: str) -> int:
+    """Row number of a number or an id; an id that looks like a number is found when there is no such row number."""
+    from flowtrain.data.errors import BadRow
+
+    num_rows = len(builder.source)
+    if wanted.isdecimal() and int(wanted) < num_rows:
+        return int(wanted)
+    for number in range(num_rows):
+        try:
+            row_id = builder.source.row(number).id
+        except BadRow as error:
+            row_id = error.row_id or ""
+        if row_id == wanted:
+            return number
+    raise DataError(f"{builder.source.path} has no row {wanted}: it has {num_rows} rows, numbered from 0")
+
+
+def _show_row(builder: SampleBuilder, number: int, console: Console) -> dict[str, Any]:
+    from rich.table import Table
+    from rich.text import Text
+
+    from flowtrain.data.show import masked_text, token_runs
+
+    built = builder.build(number, number, 0, 0)
+    if isinstance(built, SkippedRow):
+        console.print(Text(f"row {number} ({built.id}) cannot be used, {built.reason}: {built.detail}"), soft_wrap=True)
+        return {"row": number, "id": built.id, "skipped": built.reason, "detail": built.detail}
+    sample, tokens = built
+    console.rule(Text(f"row {number} · {sample.id}"))
+    if console.is_terminal:
+        text = Text()
+        for run in token_runs(builder.processor, tokens):
+            shown = f"{run.text}×{run.num_image_tokens}" if run.num_image_tokens else run.text
+            text.append(shown, style="bold green" if run.trained else "cyan" if run.num_image_tokens else "dim")
+        console.print(text)
+    else:
+        console.print(Text(masked_text(builder.processor, tokens)), soft_wrap=True)
+    if sample.images:
+        table = Table("image", "width × height", "patches", "tokens", title="images", title_justify="left")
+        refs = builder.source.row(number).images
+        for ref, image in zip(refs, sample.images, strict=True):
+            table.add_row(Text(ref.label), f"{image.width} × {image.height}", str(image.patches), str(image.tokens))
+        console.print(table)
+        if console.is_terminal:
+            _print_pictures(builder, number, console)
+    console.print(
+        f"{sample.tokens} tokens: {sample.text_tokens} text, {sample.vision_tokens} image; "
+        f"{sample.trained_tokens} trained"
+    )
+    return {
+        "row": number,
+        "id": sample.id,
+        "text": masked_text(builder.processor, tokens),
+        "tokens": {"text": sample.text_tokens, "vision": sample.vision_tokens, "trained": sample.trained_tokens},
+        "images": [
+            {"height": image.height, "width": image.width, "patches": image.patches, "tokens": image.tokens}
+            for image in sample.images
+        ],
+        "input_ids": tokens.input_ids.tolist(),
+        "labels": tokens.labels.tolist(),
+    }
+
+
+def _print_pictures(builder: SampleBuilder, number: int, console: Console) -> None:
+    """Each picture in half blocks, side by side as far as the terminal is wide."""
+    from rich.columns import Columns
+    from rich.text import Text
+
+    from flowtrain.data.errors import BadImage
+    from flowtrain.data.pictures import load_picture
+    from flowtrain.data.show import half_blocks
+
+    thumbnails = []
+    for ref in builder.source.row(number).images:
+        try:
+            picture = load_picture(ref, builder.config.max_image_pixels)
+        except BadImage as error:
+            thumbnails.append(Text(str(error), style="red"))
+            continue
+        art = Text()
+        for line in half_blocks(picture, max_columns=24, max_rows=12):
+            for upper, lower in line:
+                art.append("▀", style=f"{upper} on {lower}")
+            art.append("\n")
+        thumbnails.append(art)
+    console.print(Columns(thumbnails))
+
+
+# --- check and scan ---------------------------------------------------------------------------------------------------
+
+
+def _print_survey(console: Console, title: str, survey: Survey) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
+    from flowtrain.data.errors import ADVICE
+
+    console.print(
+        Text(
+            f"{title}: {survey.rows} rows, {survey.usable} can be used; {survey.images} images; tokens: "
+            f"{survey.text_tokens} text, {survey.vision_tokens} image, {survey.trained_tokens} trained"
+        ),
+        soft_wrap=True,
+    )
+    if not survey.reasons:
+        return
+    table = Table("reason", "rows", "first rows", "what to change")
+    for reason, count in sorted(survey.reasons.items(), key=lambda pair: (-pair[1], pair[0])):
+        ids = ", ".join(row_id for row_id, _ in survey.examples[reason])
+        table.add_row(reason, str(count), Text(ids), Text(ADVICE[reason]))
+    console.print(table)
+    for reason, examples in sorted(survey.examples.items()):
+        row_id, detail = examples[0]
+        console.print(Text(f"{reason}, row {row_id}: {detail}"), soft_wrap=True)
+
+
+def _judge(config: Config, surveys: dict[str, Survey]) -> None:
+    """DataError (exit 3) where a run would stop: nothing to train, or a bad row under `on_bad_sample: error`."""
+    train = surveys[Phase.TRAIN.value]
+    if not train.usable:
+        raise DataError(f"none of the {train.rows} rows of {config.data.train} can be used: repair them as told above")
+    for name, survey in surveys.items():
+        long = survey.reasons.get("too-long", 0)
+        stopping = (survey.bad - long if config.data.on_bad_sample == "error" else 0) + (
+            long if config.packing.on_long_row == "error" else 0
+        )
+        if stopping:
+            key = "data.on_bad_sample" if survey.bad > long else "packing.on_long_row"
+            raise DataError(
+                f"{stopping} of the {survey.rows} {name} rows cannot be used: repair them, or set {key}: skip"
+            )
+
+
+def _percentiles(samples: list[SampleMeta]) -> dict[str, dict[str, int]]:
+    from flowtrain.data.survey import percentile
+
+    columns = {
+        "tokens": [sample.tokens for sample in samples],
+        "text_tokens": [sample.text_tokens for sample in samples],
+        "vision_tokens": [sample.vision_tokens for sample in samples],
+        "trained_tokens": [sample.trained_tokens for sample in samples],
+        "images": [len(sample.images) for sample in samples],
+        "patches": [sample.patches for sample in samples],
+    }
+    shares = {"p1": 0.01, "p50": 0.5, "p90": 0.9, "p99": 0.99, "max": 1.0}
+    return {
+        name: {key: percentile(sorted(values), share) for key, share in shares.items()} if values else {}
+        for name, values in columns.items()
+    }
+
+
+def _print_percentiles(console: Console, sizes: dict[str, dict[str, int]]) -> None:
+    from rich.table import Table
+
+    names = next(iter(sizes.values()))
+    if not names:
+        return
+    table = Table("a row", *names)
+    for name, values in sizes.items():
+        table.add_row(name.replace("_", " "), *(str(value) for value in values.values()))
+    console.print(table)
+
+
+# --- shared -----------------------------------------------------------------------------------------------------------
+
+
+def _load(path: Path, overrides: list[str] | None) -> Config:
+    from flowtrain.config.loading import load_config
+
+    return load_config(path, overrides or [])
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def _progress(rows: Iterable[SampleMeta | SkippedRow], total: int, title: str) -> Iterator[SampleMeta | SkippedRow]:
+    """A progress bar on stderr, on a terminal only."""
+    from rich.console import Console
+    from rich.progress import track
+
+    console = Console(stderr=True)
+    yield from track(rows, description=title, total=total, console=console, disable=not console.is_terminal)
+
+
+def _write_json(path: Path | None, result: object) -> None:
+    if path is None:
+        return
+    try:
+        path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise DataError(f"--json {path} cannot be written: {error.strerror or error}") from error
