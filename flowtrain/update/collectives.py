@@ -1,0 +1,119 @@
+"""Sums over the ranks of one side, bit-identical on every rank and in the fixed order of ranks (contract C1).
+
+    rank 0  [a0 b0 c0]  ╲ all-to-all  [a0 a1 a2] ─ a0 + a1 + a2 ─╮ all-gather
+    rank 1  [a1 b1 c1]  ─────────────▶ [b0 b1 b2] ─ b0 + b1 + b2 ─┼──────────▶ [A B C] on every rank
+    rank 2  [a2 b2 c2]  ╱             [c0 c1 c2] ─ c0 + c1 + c2 ─╯
+
+Each rank adds its share in rank order: the traffic of a ring all-reduce, without an order that depends on the backend.
+Every call has a time-out and says what it was when it fails (C9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from flowtrain.errors import PeerError
+
+BUCKET_BYTES = 16 * 2**20
+
+
+class Collectives:
+    """The collectives that an update needs; with `group` None there is one rank and nothing to do.
+
+    `name`: who waits, for errors, such as `producer 1`.
+    """
+
+    def __init__(self, group: Any, name: str, timeout_seconds: float) -> None:
+        self.group = group
+        self.name = name
+        self.timeout = timedelta(seconds=timeout_seconds)
+        self.world_size = 1 if group is None else dist.get_world_size(group)
+        self._on_host = group is not None and dist.get_backend(group) == "gloo"
+
+    def any(self, flags: Sequence[bool], step: int) -> list[bool]:
+        """For each flag, whether it is set on any rank."""
+        if self.world_size == 1:
+            return list(flags)
+        mine = torch.tensor(flags, dtype=torch.uint8)
+        everyone = torch.empty(self.world_size * len(flags), dtype=torch.uint8)
+        with self._telling("agreement on reached parameters", step):
+            self._wait(dist.all_gather_into_tensor(everyone, mine, group=self.group, async_op=True))
+        merged: list[bool] = everyone.view(self.world_size, -1).amax(dim=0).bool().tolist()
+        return merged
+
+    def sum_(self, tensors: Sequence[torch.Tensor], step: int) -> None:
+        """Replace each tensor by its sum over the ranks, in flat buckets of one dtype."""
+        if self.world_size == 1:
+            return
+        for bucket in buckets(tensors, BUCKET_BYTES):
+            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            with self._telling("sum of gradients", step):
+                total = self._sum_flat(flat)
+            start = 0
+            for tensor in bucket:
+                tensor.copy_(total[start : start + tensor.numel()].view_as(tensor))
+                start += tensor.numel()
+
+    def from_first(self, values: Sequence[float], step: int) -> list[float]:
+        """Rank 0's values: sums over many numbers may differ in the last bit between ranks of other thread counts."""
+        if self.world_size == 1:
+            return list(values)
+        shared = torch.tensor(values, dtype=torch.float64)
+        with self._telling("agreement on gradient norms", step):
+            self._wait(dist.broadcast(shared, group=self.group, group_src=0, async_op=True))
+        agreed: list[float] = shared.tolist()
+        return agreed
+
+    def _sum_flat(self, flat: torch.Tensor) -> torch.Tensor:
+        num = flat.numel()
+        share = -(-num // self.world_size)
+        wire = torch.device("cpu") if self._on_host else flat.device
+        sent = torch.zeros(share * self.world_size, dtype=flat.dtype, device=wire)
+        sent[:num] = flat
+        received = torch.empty_like(sent)
+        self._wait(dist.all_to_all_single(received, sent, group=self.group, async_op=True))
+        parts = received.view(self.world_size, share)
+        mine = parts[0].clone()
+        for part in parts[1:]:
+            mine += part
+        self._wait(dist.all_gather_into_tensor(sent, mine, group=self.group, async_op=True))
+        return sent[:num].to(flat.device)
+
+    def _wait(self, work: Any) -> None:
+        work.wait(self.timeout)
+
+    @contextmanager
+    def _telling(self, what: str, step: int) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:
+            raise PeerError(
+                f"{self.name}: {what} of step {step} over {self.world_size} ranks failed "
+                f"(time-out {self.timeout.total_seconds():g} s): another rank is gone or late ({_first_line(error)})"
+            ) from error
+
+
+def buckets(tensors: Sequence[torch.Tensor], most_bytes: int) -> list[list[torch.Tensor]]:
+    """Tensors in their order, grouped by dtype and device up to `most_bytes`; a larger one goes alone."""
+    groups: dict[tuple[torch.dtype, torch.device], list[list[torch.Tensor]]] = {}
+    room: dict[tuple[torch.dtype, torch.device], int] = {}
+    for tensor in tensors:
+        key = (tensor.dtype, tensor.device)
+        num_bytes = tensor.numel() * tensor.element_size()
+        if num_bytes > room.get(key, -1):
+            groups.setdefault(key, []).append([])
+            room[key] = most_bytes
+        groups[key][-1].append(tensor)
+        room[key] -= num_bytes
+    return [bucket for of_key in groups.values() for bucket in of_key]
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).splitlines()
+    return lines[0] if lines else type(error).__name__
