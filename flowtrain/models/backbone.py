@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from flowtrain.config.schema import Config
 from flowtrain.models.half import Half, load_half
-from flowtrain.types import Cut, Module
+from flowtrain.types import Module
 
 IGNORED_LABEL = -100
 
@@ -61,8 +61,7 @@ class BackboneHalf(Half):
             ConfigError: the folder cannot be used, or its family cannot be cut.
             PlanError: the attention kernel asked for cannot run here.
         """
-        before = config.cut is Cut.BEFORE_PROJECTOR
-        part = frozenset({Module.BACKBONE, Module.PROJECTOR} if before else {Module.BACKBONE})
+        part = frozenset(Module) - config.producer_modules
         model, family, table, compute_dtype = load_half(model_dir, weights_dir, config, part, device, dtype)
         return cls(model, family, config.cut, part, table, device, compute_dtype)
 

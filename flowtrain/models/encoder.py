@@ -15,7 +15,6 @@ import torch
 
 from flowtrain.config.schema import Config
 from flowtrain.models.half import Half, load_half
-from flowtrain.types import Cut, Module
 
 
 class EncoderHalf(Half):
@@ -38,8 +37,7 @@ class EncoderHalf(Half):
         Raises:
             ConfigError: the folder cannot be used, or its family cannot be cut.
         """
-        after = config.cut is Cut.AFTER_PROJECTOR
-        part = frozenset({Module.ENCODER, Module.PROJECTOR} if after else {Module.ENCODER})
+        part = config.producer_modules
         model, family, table, compute_dtype = load_half(model_dir, weights_dir, config, part, device, dtype)
         family.prepare_encoder(model, config.cut)
         return cls(model, family, config.cut, part, table, device, compute_dtype)

@@ -7,7 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from models_reference import Outcome, Row, load_halves, run_cut, run_whole
+from models_reference import MODEL_DIR, Outcome, Row, load_halves, run_cut, run_whole
+from PIL import Image
+from safetensors.torch import load_file
+from transformers import AutoConfig, AutoModelForImageTextToText, AutoProcessor
 
 from flowtrain.config.schema import Config
 from flowtrain.models.backbone import PackSample
@@ -77,6 +80,28 @@ def test_sixteen_bit_follows_float32(rows: list[Row], make_config: Callable[...,
     assert all(p.dtype is torch.float32 for p in encoder.parameters_by_name().values())
     assert all(gradient.dtype is torch.float32 for gradient in outcome.gradients.values())
     assert_same(outcome, expected, 2e-2, 1e-1)
+
+
+def test_a_processed_row_goes_through_as_it_is(make_config: Callable[..., Config], weights_dir: Path) -> None:
+    """Real pictures of two sizes; the plain model gets everything that the processor returns, token types too."""
+    processor = AutoProcessor.from_pretrained(MODEL_DIR)
+    pictures = [Image.new("RGB", (48, 32), "red"), Image.linear_gradient("L").resize((32, 64)).convert("RGB")]
+    content = [{"type": "image"}, {"type": "text", "text": "and"}, {"type": "image"}, {"type": "text", "text": "?"}]
+    prompt = processor.apply_chat_template([{"role": "user", "content": content}])
+    processed = processor(text=[prompt], images=pictures, return_tensors="pt")
+    model = AutoModelForImageTextToText.from_config(AutoConfig.from_pretrained(MODEL_DIR), dtype=torch.float64)
+    model.load_state_dict(load_file(weights_dir / "model.safetensors"), strict=False)
+    expected = model(**processed).logits[0, :-1]
+
+    encoder, backbone = load_halves(make_config(), weights_dir)
+    inputs = {name: processed[name] for name in ("pixel_values", "image_grid_thw")}
+    input_ids = processed["input_ids"][0]
+    [features] = encoder.encode([inputs])
+    sample = PackSample(input_ids, input_ids, features, inputs["image_grid_thw"])
+    for pack, place in (([sample], 0), ([PackSample(input_ids[:4], input_ids[:4]), sample], 3)):
+        logits, targets = backbone.logits(pack)
+        torch.testing.assert_close(logits[place:], expected, rtol=1e-10, atol=1e-12)
+        assert torch.equal(targets[place:], input_ids[1:])
 
 
 def test_text_only_pack_leaves_the_projector_alone(
