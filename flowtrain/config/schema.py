@@ -17,6 +17,7 @@ ModuleName = Literal["encoder", "projector", "backbone"]
 Positive = Annotated[int, Field(gt=0)]
 NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{end}": base**power
@@ -80,6 +81,12 @@ class DataConfig(Section):
     max_image_pixels: Positive = Field(89_478_485, description="A stored image with more pixels is a bad row.")
     readers: Positive = Field(1, description="Processes that read and tokenise rows.")
 
+    @model_validator(mode="after")
+    def _pixels(self) -> DataConfig:
+        if self.min_pixels is not None and self.max_pixels is not None and self.min_pixels > self.max_pixels:
+            raise ValueError(f"`min_pixels` is {self.min_pixels}, above `max_pixels`, {self.max_pixels}")
+        return self
+
 
 class StepSize(Section):
     samples: Positive | None = Field(None, description="Rows of one step.")
@@ -105,7 +112,7 @@ class TrainConfig(Section):
     warmup_ratio: Fraction = Field(0.03, description="The same as a share of all steps.")
     min_lr_ratio: Fraction = Field(0.0, description="Where cosine and linear end, as a share of the peak.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW decay; biases, norms and embeddings are left out.")
-    betas: tuple[Fraction, Fraction] = Field((0.9, 0.999), description="AdamW.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="AdamW.")
     eps: float = Field(1e-8, gt=0, description="AdamW.")
     freeze: tuple[ModuleName, ...] = Field((), description="Modules that do not train.")
     clip_norm: float | None = Field(1.0, gt=0, description="Bound on the gradient norm over all modules; null: none.")
@@ -135,6 +142,8 @@ class SideConfig(Section):
     def _one_of(self) -> SideConfig:
         if self.num is not None and self.layout is not None:
             raise ValueError("give only one of `num` and `layout`")
+        if self.layout is not None and re.fullmatch(r"r[1-9]\d*", self.layout) is None:
+            raise ValueError(f"`layout` is {self.layout!r}: only data-parallel copies, such as r2, are supported")
         return self
 
 
@@ -251,8 +260,7 @@ class Config(Section):
 
     @property
     def cut(self) -> Cut:
-        """Where the model is cut (C4): before the projector when it trains on a frozen encoder, so that it can train on the
-        consumer and the flow stays one-way."""
+        """Where the model is cut (C4): before a projector that trains on a frozen encoder: the flow stays one-way."""
         before = Module.ENCODER in self.frozen and Module.PROJECTOR not in self.frozen
         return Cut.BEFORE_PROJECTOR if before else Cut.AFTER_PROJECTOR
 
@@ -279,4 +287,8 @@ class Config(Section):
             for name, side in (("producers", self.producers), ("consumers", self.consumers)):
                 if (side.num or 1) != 1 or side.layout not in (None, "r1"):
                     raise ValueError(f"`{name}.num` must be 1 when encoder and backbone share one process (colocated)")
+        elif self.pool.transport == "local":
+            raise ValueError("`pool.transport` local is for one process (colocated): use auto or shm")
+        if self.train.eval_every is not None and self.data.eval is None:
+            raise ValueError("`train.eval_every` asks for evaluation losses: give `data.eval`, or leave it out")
         return self
