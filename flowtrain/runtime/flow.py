@@ -6,7 +6,7 @@
 
 | waits | for | woken by |
 |---|---|---|
-| a unit | room in its owner's ring; the update of the step before (trainable encoder) | `trained`, `returned`, `update_sent` |
+| a unit | room in its ring; the update of the step before (trainable encoder) | `trained`, `returned`, `update_sent` |
 | a pack | all its units; the packs of its rank before it | `encoded` |
 | a backward | the pack that uses the unit; the units before it on that producer | `trained` |
 | a reduce | all orders of the step to that rank being sent | any of the above |
@@ -313,11 +313,13 @@ class Flow:
         if self._units:
             key, unit = self._units[0]
             why = "room in the pool" if self._may_encode(key) else f"the update of step {key[1] - 1}"
-            parts.append(f"unit {tuple(unit.id)} waits for {why}")
+            where = f"{unit.id.phase} step {unit.id.step}, slot {unit.id.slot}, rank {unit.id.rank}"
+            parts.append(f"unit {unit.id.number} of {where} waits for {why}")
         for rank, packs in enumerate(self._packs):
             if packs and packs[0].missing:
-                owners = sorted({str(self._owner.get(unit, "unsent")) for unit in packs[0].missing})
-                parts.append(f"consumer {rank} waits for units of producer {', '.join(owners)}")
+                owners = sorted({self._owner[unit] for unit in packs[0].missing if unit in self._owner})
+                whose = f"of producer {', '.join(map(str, owners))}" if owners else "not yet sent to a producer"
+                parts.append(f"consumer {rank} waits for units {whose}")
         busy = [f"producer {r}" for r, n in enumerate(self._encodes_in_flight) if n]
         busy += [f"producer {r} (backward)" for r, n in enumerate(self._backwards_in_flight) if n]
         busy += [f"consumer {r}" for r, n in enumerate(self._packs_in_flight) if n]

@@ -177,6 +177,7 @@ class Producer:
     bad: set[int]
     version: int = 0
     kept: dict[UnitId, tuple[EmbeddingRef, ...]] = field(default_factory=dict)
+    reduced: list[int] = field(default_factory=list)
     encoded: list[UnitId] = field(default_factory=list)
     returned: list[UnitId] = field(default_factory=list)
 
@@ -192,11 +193,13 @@ class Producer:
                 return UnitsReturned(order.units, self.rank, 0.0)
             case ReduceOrder():
                 assert not self.kept, f"reduce of step {order.step} before backwards of {list(self.kept)}"
+                self.reduced.append(order.step)
             case UpdateSent():
                 self.version = order.step
         return order
 
     def encode(self, order: EncodeOrder) -> UnitEncoded:
+        assert not order.keep_graph or order.unit.id.step not in self.reduced, "a unit behind its step's reduce"
         for address in order.free:
             assert owner_of(address) == self.rank
             self.ring.free(offset_of(address) - HEADER_BYTES)
@@ -283,6 +286,8 @@ class Run:
         )
         self.orders: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
         self.answers: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
+        moves = [(kind, rank) for kind in ("work", "answer") for rank in self.stages]
+        self.speeds = {move: self.dice.choice([1.0, 0.3, 0.03]) for move in moves}
         self.todo = deque(self.steps)
         self.open: list[Step] = []
         self.reports: Counter[int] = Counter()
@@ -297,7 +302,8 @@ class Run:
             moves = [("work", rank) for rank, orders in self.orders.items() if orders]
             moves += [("answer", rank) for rank, answers in self.answers.items() if answers]
             assert moves, f"nothing runs and nothing can: {self.flow.waiting()}"
-            for kind, rank in self.dice.sample(moves, self.dice.randint(1, len(moves))):
+            now = [move for move in moves if self.dice.random() < self.speeds[move]]
+            for kind, rank in now or [self.dice.choice(moves)]:
                 if kind == "work":
                     self.answers[rank].append(self.stages[rank].execute(self.orders[rank].popleft()))
                 else:
@@ -445,7 +451,9 @@ def test_a_frozen_encoder_runs_ahead_as_far_as_the_pool_goes() -> None:
     work_off(tight, Role.PRODUCER)
     assert len(tight.producers[0].encoded) == 2, "the segment holds two blocks"
     assert tight.directory.used_bytes() == tight.directory.capacity()
-    assert "waits for room in the pool" in tight.flow.waiting()
+    waiting = tight.flow.waiting()
+    assert waiting.startswith("unit 0 of train step 2, slot 0, rank 0 waits for room in the pool; ")
+    assert "consumer 0 waits for units not yet sent to a producer; in flight: consumer 0" in waiting
     tight.run()
     check(tight)
 
