@@ -2,8 +2,8 @@
 
     controller's measurements ──▶ StepMetrics ──to_record──▶ {"step": 7, "loss_metrics/global_avg_loss": …, …}
 
-A value that is not known is None and stays null in the file: never a false 0 (T08). Tokens are counted apart, text, vision and
-trained (T04); padding does not exist. No metric needs a collective (T06).
+A value that is not known is None and stays null in the file: never a false 0 (T08). Tokens are counted apart: text,
+vision and trained (T04); there is no padding. No metric needs a collective (T06).
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@
     mfu/backbone(%)   FLOPs of the consumer side       / (step seconds · peak of the consumers)
 
 The projector counts on the side where it runs. FLOPs come from `flowtrain.flops`: causal attention by Σℓ² of samples,
-no padding, no recompute, frozen parts forward only. When one device is both sides (colocated) both shares are over it, and
-their sum is `mfu(%)`.
+no padding, no recompute, frozen parts forward only. When one device is both sides (colocated) both shares are over it,
+and their sum is `mfu(%)`.
 
-Worked example: one producer and one consumer, peak 1e12 FLOP/s each; a step of 2 s needs 1e12 FLOPs on the producer and
-1.6e12 on the consumer: 50 % of the producer, 80 % of the consumer, together 2.6e12 / (2 · 2e12) = 65 %.
+Worked example: one producer and one consumer, peak 1e12 FLOP/s each; a step of 2 s needs 1e12 FLOPs on the producer
+and 1.6e12 on the consumer: 50 % of the producer, 80 % of the consumer, together 2.6e12 / (2 · 2e12) = 65 %.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def mfu(step_flops: float, seconds: float, num_devices: int, peak: float) -> flo
         >>> mfu(step_flops=3e12, seconds=2.0, num_devices=2, peak=1e12)
         75.0
     """
-    assert seconds > 0 and num_devices > 0 and peak > 0, (seconds, num_devices, peak)
+    assert min(seconds, num_devices, peak) > 0, (seconds, num_devices, peak)
     return 100.0 * step_flops / (seconds * num_devices * peak)
 
 
@@ -58,7 +58,8 @@ class Fleet:
     colocated: bool = False
 
     def __post_init__(self) -> None:
-        assert self.producers and self.consumers, "both sides have at least one device"
+        assert self.producers, "no producer device"
+        assert self.consumers, "no consumer device"
         assert not self.colocated or (len(self.producers), len(self.consumers)) == (1, 1), "colocated is one device"
 
     @property

@@ -1,4 +1,4 @@
-"""The files that a run appends to: metrics.jsonl, samples.jsonl and decisions.jsonl, and its summary.json (contract C11).
+"""The files that a run appends to: metrics.jsonl, samples.jsonl and decisions.jsonl, and summary.json (contract C11).
 
     record ──▶ one JSON line, flushed ──▶ file
     resume at N ──▶ records of steps after N are dropped, the rest is kept, by one atomic rewrite
@@ -111,7 +111,7 @@ def _drop_after(path: Path, step: int) -> None:
 class RunFiles:
     """All files of one run; a context manager that closes them.
 
-    `resume_step`: the last step of the checkpoint that the run goes on from; None for a fresh run, which replaces what is there.
+    `resume_step`: last step of the checkpoint that the run goes on from; None: a fresh run, which replaces what is there.
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None, warn: Callable[[str], None] = _to_stderr) -> None:

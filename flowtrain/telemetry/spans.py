@@ -5,9 +5,9 @@
                                        file: "train"
                                        file: ""
 
-The file is one mapped page fragment of 256 bytes: entering a span is a memory write, no system call, no sync. The kernel keeps
-the page however the process dies. Layout: 2 bytes length (little endian), then UTF-8. The length is zeroed while the text
-changes, so that a reader never sees half of each.
+The file is 256 mapped bytes: entering a span is a memory write, no system call, no sync, and the kernel keeps the page
+however the process dies. Layout: 2 bytes length (little endian), then UTF-8. The length is zeroed while the text changes,
+so that a reader never sees half of each.
 """
 
 from __future__ import annotations

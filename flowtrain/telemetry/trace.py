@@ -1,4 +1,4 @@
-"""A timeline of spans in Chrome's trace format (`run.trace`): one file a process, joined to RUN_DIR/trace.json at the end.
+"""A timeline of spans in Chrome's trace format (`run.trace`): one file a process, joined to RUN_DIR/trace.json.
 
 Open it in `chrome://tracing` or Perfetto: one row a process, one box a span.
 """

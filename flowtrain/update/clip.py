@@ -1,4 +1,4 @@
-"""The one clip factor that both sides of the cut apply (contract C7); the formula of `torch.nn.utils.clip_grad_norm_`."""
+"""The one clip factor that both sides of the cut apply (contract C7): the formula of torch's `clip_grad_norm_`."""
 
 from __future__ import annotations
 

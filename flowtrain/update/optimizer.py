@@ -26,11 +26,9 @@ def decays(name: str, parameter: torch.Tensor) -> bool:
     """Whether weight decay applies to this parameter."""
     if parameter.ndim <= 1:
         return False
-    owners = [part for part in name.split(".") if part != "weight"][-1:]
-    for owner in owners:
-        if "norm" in owner or (_EMBEDDING.search(owner) and not owner.startswith("patch")):
-            return False
-    return True
+    owner = [part for part in name.split(".") if part != "weight"][-1]
+    is_table = _EMBEDDING.search(owner) is not None and not owner.startswith("patch")
+    return "norm" not in owner and not is_table
 
 
 def make_optimizer(

@@ -1,4 +1,4 @@
-"""The learning-rate curve as a pure function of the step (K12): resuming at step N gives what a run never stopped had there.
+"""The learning-rate curve as a pure function of the step (K12): resumed at N, it goes on as if never stopped.
 
     factor
       1 ┤      ╭──╮            constant ────
@@ -12,8 +12,8 @@
 | 1 … W (warm-up) | step / W: above 0 at the first step, the peak at step W |
 | W + 1 … T | the shape at progress (step - 1 - W) / (T - W), from the peak towards `min_lr_ratio` |
 
-After the warm-up this is the curve of transformers' `get_scheduler`; within it transformers is one step behind (it trains
-its first step at rate 0).
+After the warm-up this is the curve of transformers' `get_scheduler`; within it transformers is one step behind (its first
+step trains at rate 0).
 """
 
 from __future__ import annotations

@@ -118,8 +118,7 @@ def load_side(
     optimizer.state.clear()
     for name, of_name in moments.items():
         parameter = parameters[name]
-        device = {moment: parameter.device for moment in MOMENTS}
-        optimizer.state[parameter] = {moment: tensor.to(device[moment]) for moment, tensor in of_name.items()}
+        optimizer.state[parameter] = {moment: tensor.to(parameter.device) for moment, tensor in of_name.items()}
     return state
 
 

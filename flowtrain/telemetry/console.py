@@ -1,0 +1,131 @@
+"""What the user watches: one line that moves on a terminal, one line a step elsewhere.
+
+| kind | a step | a line of text |
+|---|---|---|
+| `rich` | a live bar: step, loss, tokens/s, MFU, pool, starvation, time left | printed above the bar |
+| `plain` | the same as one line | printed |
+| `off` | nothing | printed (warnings are not silenced) |
+| `auto` | `rich` on a terminal, else `plain` | |
+
+A terminal or pipe that goes away is given up without a word: the run does not depend on being watched.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any, Literal, TextIO
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+
+from flowtrain.telemetry.metrics import (
+    EVAL_LOSS,
+    LOSS,
+    MFU,
+    POOL_OCCUPANCY,
+    STARVATION,
+    STEP_SECONDS,
+    THROUGHPUT,
+)
+
+SMOOTHING = 0.1
+"""Share of the newest step in the step time that the time left is reckoned with."""
+
+Kind = Literal["auto", "rich", "plain", "off"]
+
+
+class Progress:
+    """Shows a run's steps. `record`s are those of metrics.jsonl."""
+
+    def __init__(self, kind: Kind, total_steps: int, file: TextIO | None = None) -> None:
+        self.total_steps = total_steps
+        self._file = file or sys.stdout
+        self._step_seconds: float | None = None
+        self._broken = False
+        self.kind = ("rich" if self._file.isatty() else "plain") if kind == "auto" else kind
+        self._bar: Bar | None = None
+        self._task: TaskID | None = None
+        if self.kind == "rich":
+            console = Console(file=self._file, highlight=False, markup=False, emoji=False)
+            columns = (
+                TextColumn("step", markup=False),
+                MofNCompleteColumn(),
+                BarColumn(20),
+                TextColumn("{task.fields[text]}", markup=False),
+            )
+            self._bar = Bar(*columns, console=console, auto_refresh=False)
+
+    def step(self, record: Mapping[str, Any]) -> None:
+        """One step is done."""
+        seconds = float(record[STEP_SECONDS])
+        before = self._step_seconds
+        self._step_seconds = seconds if before is None else before + SMOOTHING * (seconds - before)
+        left = (self.total_steps - int(record["step"])) * self._step_seconds
+        text = describe_step(record, left)
+        if self._bar is not None:
+            self._show(int(record["step"]), text)
+        elif self.kind == "plain":
+            self._print(f"step {record['step']}/{self.total_steps}  {text}")
+
+    def line(self, text: str) -> None:
+        """A line, or several, that stays."""
+        if self._bar is not None and self._task is not None:
+            self._guarded(lambda: self._bar.console.print(text, soft_wrap=True))  # type: ignore[union-attr]
+        else:
+            self._print(text)
+
+    def close(self) -> None:
+        """Leave the terminal as it was. Idempotent."""
+        bar, self._bar = self._bar, None
+        if bar is not None and self._task is not None:
+            self._guarded(bar.stop)
+
+    def _show(self, step: int, text: str) -> None:
+        bar = self._bar
+        assert bar is not None
+        if self._task is None:
+            self._task = bar.add_task("", total=self.total_steps, text=text)
+            self._guarded(bar.start)
+        bar.update(self._task, completed=step, text=text)
+        self._guarded(bar.refresh)
+
+    def _print(self, text: str) -> None:
+        self._guarded(lambda: print(text, file=self._file, flush=True))
+
+    def _guarded(self, write: Any) -> None:
+        if self._broken:
+            return
+        try:
+            write()
+        except (OSError, ValueError):
+            # Closed pipe or file: there is nobody left to tell.
+            self._broken = True
+
+
+def describe_step(record: Mapping[str, Any], seconds_left: float) -> str:
+    """The step's numbers in one line; what is not known is left out."""
+    parts = [f"loss {_number(record[LOSS], '.4f')}"]
+    for label, name, form, unit in (
+        ("eval", EVAL_LOSS, ".4f", ""),
+        ("", THROUGHPUT, ",.0f", " tokens/s/device"),
+        ("MFU", MFU, ".1f", " %"),
+        ("pool", POOL_OCCUPANCY, ".0f", " %"),
+        ("starved", STARVATION, ".2f", " s"),
+    ):
+        if record.get(name) is not None:
+            parts.append(f"{label} {_number(record[name], form)}{unit}".strip())
+    parts.append(f"{format_seconds(seconds_left)} left")
+    return "  ".join(parts)
+
+
+def _number(value: float | None, form: str) -> str:
+    return "nan" if value is None else format(value, form)
+
+
+def format_seconds(seconds: float) -> str:
+    """`3725` as `1:02:05`, `65` as `1:05`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
