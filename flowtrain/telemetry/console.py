@@ -13,7 +13,7 @@ A terminal or pipe that goes away is given up without a word: the run does not d
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
@@ -71,8 +71,9 @@ class Progress:
 
     def line(self, text: str) -> None:
         """A line, or several, that stays."""
-        if self._bar is not None and self._task is not None:
-            self._guarded(lambda: self._bar.console.print(text, soft_wrap=True))  # type: ignore[union-attr]
+        bar = self._bar
+        if bar is not None and self._task is not None:
+            self._guarded(lambda: bar.console.print(text, soft_wrap=True))
         else:
             self._print(text)
 
@@ -94,7 +95,7 @@ class Progress:
     def _print(self, text: str) -> None:
         self._guarded(lambda: print(text, file=self._file, flush=True))
 
-    def _guarded(self, write: Any) -> None:
+    def _guarded(self, write: Callable[[], object]) -> None:
         if self._broken:
             return
         try:

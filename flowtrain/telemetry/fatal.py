@@ -1,8 +1,8 @@
 """How a run tells why it ended: one sentence and an exit code in RUN_DIR/error.json, the traceback in a file beside it.
 
 The process that runs the controller writes; the launcher, which outlives it, reads and prints the sentence as the last
-line of stderr (contract C11). Within one process the first error stays, because what follows a failure is its echo; only
-a `PeerError`, which is never a true cause, gives way. What an earlier run left is replaced.
+line of stderr (contract C11). Within one process the first error stays, because what follows a failure is its echo;
+only a `PeerError`, which is never a true cause, gives way. What an earlier run left is replaced.
 """
 
 from __future__ import annotations

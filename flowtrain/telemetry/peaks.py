@@ -45,7 +45,7 @@ VENDOR_TFLOPS: dict[str, dict[str, float]] = {
     "A10G": {"bfloat16": 70.0, "float32": 35.0},
     "A10": {"bfloat16": 125.0, "float32": 31.2},
 }
-"""Dense TFLOP/s of the vendor's data sheets: tensor cores for bfloat16 and float64, plain ones for float32 (no TF32)."""
+"""Dense TFLOP/s of the data sheets: tensor cores for bfloat16 and float64, plain ones for float32 (no TF32)."""
 
 
 def vendor_peak(device_name: str, dtype: str) -> Peak | None:

@@ -111,7 +111,7 @@ def _drop_after(path: Path, step: int) -> None:
 class RunFiles:
     """All files of one run; a context manager that closes them.
 
-    `resume_step`: last step of the checkpoint that the run goes on from; None: a fresh run, which replaces what is there.
+    `resume_step`: step of the checkpoint that the run goes on from; None: a fresh run, which replaces what is there.
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None, warn: Callable[[str], None] = _to_stderr) -> None:

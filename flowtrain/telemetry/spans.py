@@ -6,8 +6,8 @@
                                        file: ""
 
 The file is 256 mapped bytes: entering a span is a memory write, no system call, no sync, and the kernel keeps the page
-however the process dies. Layout: 2 bytes length (little endian), then UTF-8. The length is zeroed while the text changes,
-so that a reader never sees half of each.
+however the process dies. Layout: 2 bytes length (little endian), then UTF-8. The length is zeroed while the text
+changes, so that a reader never sees half of each.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from rich.console import Console
 from rich.panel import Panel
@@ -17,7 +17,8 @@ from flowtrain.types import Module
 WIDTH = 100
 
 
-class ParameterRow(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class ParameterRow:
     """Parameters of one module that share trainability and dtype; `bytes` of the parameters alone."""
 
     module: Module

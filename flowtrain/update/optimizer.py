@@ -3,7 +3,7 @@
 | left out of weight decay | known by |
 |---|---|
 | biases, norms, bare vectors | one axis or none, or a module named `norm` |
-| embedding tables (tokens, positions, classes) | the last names end in `embed`, `embedding`, `embed_tokens`; patch projections decay |
+| embedding tables | a last name ending in `embed`, `embedding`, `embed_tokens`; patch projections decay |
 
 A frozen parameter is in no group. A parameter whose gradient is None is not touched: no decay, no moments (contract C2).
 """

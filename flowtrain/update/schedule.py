@@ -12,8 +12,8 @@
 | 1 … W (warm-up) | step / W: above 0 at the first step, the peak at step W |
 | W + 1 … T | the shape at progress (step - 1 - W) / (T - W), from the peak towards `min_lr_ratio` |
 
-After the warm-up this is the curve of transformers' `get_scheduler`; within it transformers is one step behind (its first
-step trains at rate 0).
+After the warm-up this is the curve of transformers' `get_scheduler`; within it transformers is one step behind (its
+first step trains at rate 0).
 """
 
 from __future__ import annotations

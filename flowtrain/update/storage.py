@@ -97,7 +97,7 @@ def load_side(
     freeze: tuple[str, ...],
     trainable: tuple[str, ...],
 ) -> SavedState:
-    """Put the state in `folder` into `parameters` and `optimizer`; `ConfigError` when it is another model's or run's."""
+    """Put the state in `folder` into `parameters` and `optimizer`; `ConfigError` when it belongs to another run."""
     state = _read_state(folder)
     if set(state.freeze) != set(freeze):
         raise ConfigError(

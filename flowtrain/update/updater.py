@@ -1,8 +1,8 @@
 """The end of a step on one side of the cut: sum the gradients over its ranks, then scale, clip and step.
 
     gradients of the sum of losses ─reduce─▶ summed over ranks, Σg² per module ──▶ controller
-                                                                                       │ UpdateOrder
-    parameters ◀─ AdamW ◀─ × clip ◀─ (dump for verify) ◀─ × scale ◀─ update ───────────╯
+                                                                                       │
+    parameters ◀─ AdamW ◀─ × clip ◀─ (dump for verify) ◀─ × scale ◀─ update ◀── UpdateOrder
 
 Invariants: after `reduce` every rank holds the same gradients, bit for bit; a parameter that no rank reached has grad None
 and is left alone (C2); after `update` no parameter has a gradient; only trainable parameters are ever changed.
