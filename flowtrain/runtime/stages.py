@@ -169,8 +169,8 @@ class StageSlot:
             )
         except RuntimeError as error:
             raise PeerError(
-                f"{spec.rank_plan.role} {spec.rank_plan.rank} could not join the {spec.world_size} ranks of its side at "
-                f"{host}:{port}: {error}"
+                f"{spec.rank_plan.role} {spec.rank_plan.rank} could not join the {spec.world_size} ranks of its side at"
+                f" {host}:{port}: {error}"
             ) from error
         self._joined = True
         return dist.group.WORLD
