@@ -259,6 +259,11 @@ class Config(Section):
         return frozenset(Module(name) for name in self.train.freeze)
 
     @property
+    def parameter_dtype(self) -> Literal["float32", "float64"]:
+        """Parameters, gradients and optimizer state are fp32 whatever the compute dtype, float64 only for proofs."""
+        return "float64" if self.model.dtype == "float64" else "float32"
+
+    @property
     def cut(self) -> Cut:
         """Where the model is cut (C4): before a projector that trains on a frozen encoder: the flow stays one-way."""
         before = Module.ENCODER in self.frozen and Module.PROJECTOR not in self.frozen

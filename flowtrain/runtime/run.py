@@ -116,9 +116,9 @@ def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, e
     files.decision(at, "composition", seed=config.run.seed, fingerprint=inputs.train.fingerprint, **spec.to_dict())
     files.decision(at, "cost", **cost.to_dict())
     checkpoint = Checkpoint(inputs.resume, inputs.first_step) if inputs.resume else None
-    reports = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
+    reports, sample_text = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
     stop.install()
-    ledger.started(reports)
+    ledger.started(reports, sample_text)
     controller = _controller(inputs, spec, cost, executor, ledger, stop, dump)
     controller.train()
     if not stop.requested and config.checkpoint.export:

@@ -6,6 +6,7 @@
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
 | `configure` | all | builds the stage, after closing one built before: a process can serve several runs |
 | `attach` | consumer | opens the producers' segments |
+| `sample_text` | reader | one row as the model reads it, for the start-up table |
 | `restore` | all | parameters and optimizer from a checkpoint |
 | `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
 | `export` | rank 0 of a side | this side's tensors into the export folder |
@@ -127,6 +128,11 @@ class StageSlot:
         build = self._producer if rank_plan.role is Role.PRODUCER else self._consumer
         return build(spec, config, torch.device(rank_plan.device), group)
 
+    def _sample_text(self) -> str | None:
+        from flowtrain.data.show import sample_text
+
+        return sample_text(self.stage.config)
+
     def _attach(self, handles: Mapping[int, SegmentHandle]) -> None:
         self.stage.pool.attach(handles)
 
@@ -227,6 +233,7 @@ class StageSlot:
             spec.rank_plan.rank,
             frozenset(config.debug.faults),
             self.role,
+            config.run.timeout_seconds,
         )
 
     def _pool(self, config: Config, spec: StageSpec) -> Any:

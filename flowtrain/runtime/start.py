@@ -40,8 +40,8 @@ def all_ranks(plan: Plan) -> list[RankPlan]:
 
 def start_stages(
     config: Config, plan: Plan, executor: Executor, run_dir: Path, checkpoint: Checkpoint | None
-) -> dict[Rank, StageReport]:
-    """Start, configure, connect and restore every stage; returns what each tells of itself."""
+) -> tuple[dict[Rank, StageReport], str | None]:
+    """Start, configure, connect and restore every stage; returns what each tells of itself, and a sample as text."""
     timeout = max(config.cluster.start_timeout_seconds, 30.0)
     ranks = all_ranks(plan)
     executor.start(ranks)
@@ -64,12 +64,13 @@ def start_stages(
     }
     reports = _ask(executor, {key: ("configure", spec) for key, spec in specs.items()}, timeout)
     segments = {rank: report.segment for (role, rank), report in reports.items() if role is Role.PRODUCER}
+    text = _ask(executor, {(Role.READER, 0): ("sample_text",)}, timeout)[Role.READER, 0]
     consumers = [key for key in specs if key[0] is Role.CONSUMER]
     _ask(executor, dict.fromkeys(consumers, ("attach", segments)), timeout)
     if checkpoint is not None:
         trained = [key for key in specs if key[0] is not Role.READER]
         _ask(executor, {key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained}, timeout)
-    return reports
+    return reports, text
 
 
 def _ask(executor: Executor, calls: dict[Rank, tuple[Any, ...]], timeout: float) -> dict[Rank, Any]:
