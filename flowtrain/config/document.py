@@ -43,7 +43,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class Dumper(yaml.SafeDumper):
-    """Quotes every text that `read_document`, or a reader of YAML 1.1 such as PyYAML's own, would take for something else."""
+    """Quotes every text that `read_document`, or a reader of YAML 1.1, would take for something else."""
 
     yaml_implicit_resolvers = yaml.SafeDumper.yaml_implicit_resolvers | _resolvers()
 

@@ -1,0 +1,188 @@
+"""`flowtrain launch`: train as a config says, from the check of the config to the last line and the exit code.
+
+    load ▶ plan ▶ RUN_DIR locked, earlier run aside ▶ config.yaml, plan.yaml ▶ driver ▶ sweep ▶ last line, exit code
+     2       4            2                                                       any    (exit code when refused there)
+
+Up to the driver neither torch nor Ray is loaded; the launcher stays light and outlives the driver.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from flowtrain.cli import failure
+from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
+from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, LostProcessError
+
+if TYPE_CHECKING:
+    from flowtrain.cli.supervise import Ended
+    from flowtrain.config.schema import Config
+    from flowtrain.plan import Plan
+
+PATIENCE_SECONDS = 60.0
+"""Beyond `run.stop_deadline_seconds`, which the driver keeps itself: then it is stuck."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command("launch")(launch)
+
+
+def launch(
+    path: ConfigFile,
+    overrides: Overrides = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(metavar="RUN_DIR|latest", help="Go on from the last complete checkpoint of a run."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan only.")] = False,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Train a model as a config says."""
+    from flowtrain.config.loading import load_config
+
+    config = load_config(path, overrides or ()).config
+    if dry_run:
+        _show(config, json_file)
+        return
+    raise typer.Exit(train(config, resume, json_file=json_file))
+
+
+def train(config: Config, resume: str | None = None, verify: bool = False, json_file: Path | None = None) -> int:
+    """Run one training in processes of its own and print its last line; returns the exit code.
+
+    `resume`: a run's folder, one of its checkpoints, or `latest`. `verify`: dump gradients and parameters of every step.
+    """
+    import shutil
+
+    from flowtrain.cli.resume import find_checkpoint, set_newer_aside
+    from flowtrain.cli.rundir import open_run_dir, writing
+    from flowtrain.cli.supervise import supervise
+    from flowtrain.telemetry.fatal import clear_error
+
+    plan = _plan(config)
+    found = find_checkpoint(config.run.dir, resume) if resume is not None else None
+    if found is not None:
+        config = config.model_copy(update={"run": config.run.model_copy(update={"dir": found.run_dir})})
+    inputs = [read for read in (config.model.path, config.data.train, config.data.eval) if read is not None]
+    run_dir = open_run_dir(config.run.dir, inputs, keep=found is not None)
+    try:
+        failure.run_dir.set(run_dir.path)
+        for note in (*run_dir.notes, *(found.notes if found else ())):
+            typer.echo(note, err=True)
+        with writing(run_dir.path):
+            if found is not None:
+                for note in set_newer_aside(found):
+                    typer.echo(note, err=True)
+            clear_error(run_dir.path)
+            shutil.rmtree(run_dir.path / "spans", ignore_errors=True)
+            _write_files(config, plan, run_dir.path)
+        argv = [sys.executable, "-m", "flowtrain.runtime.driver", "--config", str(run_dir.path / "config.yaml")]
+        argv += ["--resume", str(found.checkpoint)] if found else []
+        argv += ["--verify"] if verify else []
+        patience = config.run.stop_deadline_seconds + PATIENCE_SECONDS
+        ended = supervise(argv, uuid.uuid4().hex, os.environ, patience, pass_fds=[run_dir.lock])
+        outcome = outcome_of(ended, run_dir.path)
+        if json_file is not None and (summary := run_dir.path / "summary.json").is_file():
+            with writing(json_file):
+                shutil.copyfile(summary, json_file)
+    finally:
+        run_dir.close()
+    if outcome.traceback_file is not None and failure.debug.get():
+        print(outcome.traceback_file.read_text(errors="replace"), file=sys.stderr)
+    if outcome.line:
+        print(outcome.line, file=sys.stderr, flush=True)
+    return outcome.exit_code
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Exit code and last line of a run; no line when all went well."""
+
+    exit_code: int
+    line: str | None = None
+    traceback_file: Path | None = None
+
+
+def outcome_of(ended: Ended, run_dir: Path) -> Outcome:
+    """What to tell: the driver's own words, else what can be known from its exit status and the spans that were open."""
+    from flowtrain.telemetry.fatal import read_error
+
+    if ended.returncode == 0:
+        return Outcome(0)
+    record = read_error(run_dir)
+    if record is not None:
+        trace = Path(record.traceback_file) if record.traceback_file else None
+        return Outcome(record.exit_code, record.line, trace if trace and trace.is_file() else None)
+    if ended.asked is not None and (ended.killed or ended.returncode < 0):
+        name = ended.asked.name
+        code = EXIT_INTERRUPTED if ended.asked is signal.SIGINT else EXIT_TERMINATED
+        return Outcome(code, f"ended at once by {name}: nothing was saved after the last checkpoint in {run_dir}")
+    doing = _open_spans(run_dir)
+    if ended.returncode > 0:
+        line = f"the driver ended with exit code {ended.returncode} and left no message; its output is above{doing}"
+        return Outcome(ended.returncode, line)
+    try:
+        name = signal.Signals(-ended.returncode).name
+    except ValueError:
+        name = f"signal {-ended.returncode}"
+    hint = {
+        "SIGKILL": "if nobody did it, memory ran out: lower packing.max_tokens or pool.bytes, or see dmesg",
+        "SIGBUS": "shared memory ran out: lower pool.bytes",
+    }.get(name, f"see the output above; a run goes on with --resume {run_dir}")
+    return Outcome(LostProcessError.exit_code, f"the driver of {run_dir} was killed by {name}{doing}; {hint}")
+
+
+def _open_spans(run_dir: Path) -> str:
+    """What each process was doing at its death, such as ` (consumer-0: pack > backward)`."""
+    from flowtrain.telemetry.spans import read_last_span
+
+    folder = run_dir / "spans"
+    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    spans = [f"{file.name}: {span}" for file in files if (span := read_last_span(file))]
+    return f" ({', '.join(spans)})" if spans else ""
+
+
+def _plan(config: Config) -> Plan:
+    from flowtrain.allocator import local_inventory, make_plan
+    from flowtrain.shapes import read_shape
+
+    return make_plan(config, read_shape(config.model.path), local_inventory())
+
+
+def _write_files(config: Config, plan: Plan, run_dir: Path) -> None:
+    import yaml
+
+    from flowtrain.allocator import plan_to_dict
+    from flowtrain.config.loading import dump_resolved
+    from flowtrain.telemetry.files import write_atomic
+
+    write_atomic(run_dir / "config.yaml", dump_resolved(config))
+    write_atomic(run_dir / "plan.yaml", yaml.safe_dump(plan_to_dict(plan), sort_keys=False))
+
+
+def _show(config: Config, json_file: Path | None) -> None:
+    import json
+
+    from flowtrain.allocator import describe_plan, local_inventory, plan_to_dict, plan_warnings
+    from flowtrain.cli.rundir import writing
+    from flowtrain.config.loading import dump_resolved
+    from flowtrain.telemetry.files import write_atomic
+
+    plan = _plan(config)
+    typer.echo(dump_resolved(config, comments=True))
+    typer.echo(describe_plan(plan))
+    for warning in plan_warnings(config, plan, local_inventory()):
+        typer.echo(f"warning: {warning}", err=True)
+    if json_file is not None:
+        result = {"config": config.model_dump(mode="json"), "plan": plan_to_dict(plan)}
+        with writing(json_file):
+            write_atomic(json_file, json.dumps(result, indent=2) + "\n")

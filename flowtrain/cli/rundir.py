@@ -1,0 +1,137 @@
+"""The folder of a run: one live run at a time, an earlier one moved aside, a checkpoint chosen to go on from.
+
+    RUN_DIR/flowtrain.lock    flock, held by the launcher and the driver: free only when both are gone
+    RUN_DIR.old-N             what an earlier run left
+
+Invariants: a folder in which a run is alive is never touched; a folder that holds anything but a run is never moved.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from flowtrain.errors import ConfigError, PlanError
+
+LOCK_FILE = "flowtrain.lock"
+MARKS = ("config.yaml", "metrics.jsonl", "decisions.jsonl", "checkpoints")
+"""Any of these shows that a folder was written by a run."""
+
+ENDING_SECONDS = 15.0
+"""How long a run whose launcher was killed may take to end."""
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Tells a folder that cannot be written as what it is: the config's fault, or the disk's."""
+    try:
+        yield
+    except OSError as error:
+        what = f"{path} cannot be written: {error.strerror}"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise PlanError(f"{what}; free disk space or choose another run.dir") from error
+        raise ConfigError(f"{what}; choose a folder that you may write to (run.dir)") from error
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """A run's folder, locked. `lock` is a file descriptor to hand to the driver; `notes`: lines for the user."""
+
+    path: Path
+    lock: int
+    notes: tuple[str, ...] = ()
+
+    def close(self) -> None:
+        os.close(self.lock)
+
+
+def open_run_dir(path: Path, inputs: Sequence[Path] = (), keep: bool = False) -> RunDir:
+    """Create or take over `path` and lock it.
+
+    `keep`: go on in it (resume). Else an earlier run is moved aside. `inputs`: what the run reads, which must not lie
+    inside a folder that is moved.
+    """
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+        lock = _lock(path)
+    notes = []
+    try:
+        names = {entry.name for entry in path.iterdir()} - {LOCK_FILE}
+        if names and not keep:
+            notes.append(_move_aside(path, names, inputs))
+            os.close(lock)
+            lock = -1
+            with writing(path):
+                path.mkdir(exist_ok=True)
+                lock = _lock(path)
+    except BaseException:
+        if lock >= 0:
+            os.close(lock)
+        raise
+    return RunDir(path, lock, tuple(notes))
+
+
+def _move_aside(path: Path, names: set[str], inputs: Sequence[Path]) -> str:
+    if names.isdisjoint(MARKS):
+        some = ", ".join(sorted(names)[:3])
+        raise ConfigError(f"run.dir {path} holds files that no run wrote ({some}): choose an empty or new folder")
+    for read in inputs:
+        if read == path or path in read.parents:
+            raise ConfigError(
+                f"run.dir {path} holds {read}, which this run reads: choose another run.dir, or move that out of it"
+            )
+    pattern = re.compile(rf"{re.escape(path.name)}\.old-(\d+)")
+    taken = [int(match[1]) for entry in path.parent.iterdir() if (match := pattern.fullmatch(entry.name))]
+    aside = path.with_name(f"{path.name}.old-{max(taken, default=0) + 1}")
+    with writing(path):
+        path.rename(aside)
+    return f"moved the earlier run in {path} to {aside.name}"
+
+
+def _lock(path: Path) -> int:
+    """The lock of the folder now at `path`, or `ConfigError` while another run holds it."""
+    deadline = time.monotonic() + ENDING_SECONDS
+    file = path / LOCK_FILE
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with suppress(FileNotFoundError):
+                # Another launcher may have moved the folder aside between the two calls.
+                if os.stat(file).st_ino == os.fstat(descriptor).st_ino:
+                    me = psutil.Process()
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(descriptor, json.dumps({"pid": me.pid, "started": me.create_time()}).encode(), 0)
+                    return descriptor
+        except BlockingIOError:
+            pid = _live_holder(file)
+            if pid is not None or time.monotonic() > deadline:
+                who = f"process {pid}" if pid is not None else "a process that does not end"
+                os.close(descriptor)
+                raise ConfigError(
+                    f"run.dir {path} is in use by a run that is alive ({who}): wait for it, stop it, or choose another"
+                ) from None
+            # Its launcher was killed and the rest is ending: flock has no time-out of its own.
+            time.sleep(0.1)
+        os.close(descriptor)
+
+
+def _live_holder(file: Path) -> int | None:
+    """The launcher that wrote the lock file, if it is alive."""
+    try:
+        content = json.loads(file.read_text())
+        process = psutil.Process(content["pid"])
+        alive = abs(process.create_time() - content["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
+    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+        return None
+    return process.pid if alive else None

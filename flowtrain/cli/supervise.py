@@ -1,0 +1,238 @@
+"""Runs the driver as a child, passes signals on, and leaves no process behind however it ends (contracts C9, C11).
+
+    terminal, scheduler ──signal──▶ launcher ──────signal──────▶ driver ──▶ Ray's daemons ──▶ stages
+                                       ▲  ▲                        │           │
+                                       │  └── pidfd: it has ended ─┘           │
+                                       └── orphans become its children ────────┘   (child subreaper)
+
+| who asks | first time | again |
+|---|---|---|
+| SIGINT | SIGINT to the driver, which ends in order | SIGINT again; after 5 s, or a third time, all is killed |
+| SIGTERM, SIGHUP | SIGTERM to the driver, which ends in order | SIGTERM again |
+
+A driver that has no handler for SIGTERM yet is still starting and has nothing to save: it is killed at once. The driver leads a
+session of its own, so that the terminal's Ctrl-C reaches only the launcher.
+
+Invariant: after `supervise` every process that the driver started, directly or not, is gone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import select
+import signal
+import subprocess
+import time
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import FrameType
+
+import psutil
+
+RUN_ID = "FLOWTRAIN_RUN_ID"
+"""In the environment of every process of a run: a second way to know them."""
+
+FORCE_SECONDS = 5.0
+SWEEP_SECONDS = 10.0
+TERMINATE_SECONDS = 3.0
+_TICK_SECONDS = 1.0
+_PR_SET_CHILD_SUBREAPER = 36
+_FORWARDED = {signal.SIGINT: signal.SIGINT, signal.SIGTERM: signal.SIGTERM, signal.SIGHUP: signal.SIGTERM}
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How the driver ended.
+
+    Attributes:
+        returncode: as `subprocess` has it: negative for a signal.
+        asked: SIGINT or SIGTERM when the user asked for the end, the first one that came.
+        killed: whether it was killed from here, because it did not end or had not started.
+        num_swept: processes that were left and had to be ended.
+    """
+
+    returncode: int
+    asked: signal.Signals | None
+    killed: bool
+    num_swept: int
+
+
+def supervise(
+    argv: Sequence[str],
+    run_id: str,
+    environment: Mapping[str, str],
+    patience_seconds: float,
+    pass_fds: Sequence[int] = (),
+) -> Ended:
+    """Run `argv` to its end; call on the main thread.
+
+    `patience_seconds`: from the first signal to the moment at which a driver that has not ended is killed.
+    """
+    with _signals() as (received, wake), _subreaper():
+        tree = _Tree(run_id)
+        driver = subprocess.Popen(
+            argv,
+            env={**environment, RUN_ID: run_id},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=tuple(pass_fds),
+        )
+        try:
+            asked, killed = _watch(driver, received, wake, tree, patience_seconds)
+        finally:
+            num_swept = tree.sweep(driver)
+        return Ended(driver.returncode, asked, killed, num_swept)
+
+
+def _watch(
+    driver: subprocess.Popen[bytes], received: deque[signal.Signals], wake: int, tree: _Tree, patience_seconds: float
+) -> tuple[signal.Signals | None, bool]:
+    """Wait for the driver's end, passing signals on; returns who asked for it and whether it was killed from here."""
+    asked: signal.Signals | None = None
+    num_interrupts = 0
+    deadline = float("inf")
+    killed = False
+    pidfd = os.pidfd_open(driver.pid)
+    try:
+        while driver.poll() is None:
+            while received:
+                number = received.popleft()
+                asked = asked or _FORWARDED[number]
+                num_interrupts += number == signal.SIGINT
+                now = time.monotonic()
+                deadline = min(deadline, now + (FORCE_SECONDS if num_interrupts > 1 else patience_seconds))
+                if num_interrupts > 2 or not _catches(driver.pid, signal.SIGTERM):
+                    deadline = now
+                else:
+                    driver.send_signal(_FORWARDED[number])
+            left = deadline - time.monotonic()
+            if left <= 0 and not killed:
+                killed = True
+                _kill_session(driver)
+            readable, _, _ = select.select([pidfd, wake], [], [], _TICK_SECONDS if killed else min(left, _TICK_SECONDS))
+            if wake in readable:
+                os.read(wake, 512)
+            if pidfd not in readable:
+                tree.reap(driver.pid)
+    finally:
+        os.close(pidfd)
+    return asked, killed
+
+
+def _catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal; of a process that is gone, true (there is nothing to kill)."""
+    try:
+        with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as file:
+            mask = next(line for line in file if line.startswith("SigCgt:"))
+    except (OSError, StopIteration):
+        return True
+    return bool(int(mask.split()[1], 16) >> (number - 1) & 1)
+
+
+def _kill_session(driver: subprocess.Popen[bytes]) -> None:
+    """The driver first: it must not start others meanwhile. The sweep ends the rest."""
+    driver.kill()
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(driver.pid, signal.SIGKILL)
+
+
+class _Tree:
+    """The processes of one run, found as descendants of this process and by the run's id in their environment."""
+
+    def __init__(self, run_id: str) -> None:
+        self.mark = f"{RUN_ID}={run_id}".encode()
+        self.not_ours = {child.pid for child in psutil.Process().children()}
+
+    def reap(self, driver_pid: int) -> None:
+        """Take the exit status of orphans that ended; the driver's is left to `subprocess`."""
+        with suppress(ChildProcessError):
+            while True:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+                if ended is None or ended.si_pid == driver_pid or ended.si_pid in self.not_ours:
+                    return
+                os.waitpid(ended.si_pid, os.WNOHANG)
+
+    def members(self) -> list[psutil.Process]:
+        """Those alive now."""
+        found: dict[int, psutil.Process] = {}
+        for child in psutil.Process().children():
+            if child.pid not in self.not_ours:
+                with suppress(psutil.NoSuchProcess):
+                    found |= {process.pid: process for process in (child, *child.children(recursive=True))}
+        for pid in psutil.pids():
+            if pid not in found and pid != os.getpid() and self._is_marked(pid):
+                with suppress(psutil.NoSuchProcess):
+                    found[pid] = psutil.Process(pid)
+        return [process for process in found.values() if process.is_running()]
+
+    def _is_marked(self, pid: int) -> bool:
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                return self.mark in file.read().split(b"\0")
+        except OSError:
+            return False
+
+    def sweep(self, driver: subprocess.Popen[bytes]) -> int:
+        """End what is left, politely and then not; returns how many there were. Takes at most `SWEEP_SECONDS`."""
+        if driver.poll() is None:
+            _kill_session(driver)
+            driver.wait(timeout=SWEEP_SECONDS)
+        deadline = time.monotonic() + SWEEP_SECONDS
+        terminate_until = time.monotonic() + TERMINATE_SECONDS
+        seen: set[int] = set()
+        while time.monotonic() < deadline:
+            self.reap(driver.pid)
+            left = self.members()
+            if not left:
+                break
+            polite = time.monotonic() < terminate_until
+            for process in left:
+                with suppress(psutil.NoSuchProcess):
+                    if not polite:
+                        process.kill()
+                    elif process.pid not in seen:
+                        process.terminate()
+                    seen.add(process.pid)
+            psutil.wait_procs(left, timeout=0.5)
+        return len(seen)
+
+
+@contextmanager
+def _signals() -> Iterator[tuple[deque[signal.Signals], int]]:
+    """Collect signals in a queue; the descriptor becomes readable when one comes. Handlers are put back at the end.
+
+    A SIGHUP that is ignored (`nohup`) stays ignored.
+    """
+    received: deque[signal.Signals] = deque()
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+
+    reading, writing = os.pipe()
+    os.set_blocking(reading, False)
+    os.set_blocking(writing, False)
+    numbers = [number for number in _FORWARDED if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, receive) for number in numbers}
+    wakeup = signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    try:
+        yield received, reading
+    finally:
+        signal.set_wakeup_fd(wakeup)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        os.close(reading)
+        os.close(writing)
+
+
+@contextmanager
+def _subreaper() -> Iterator[None]:
+    """While open, processes whose parent ends become children of this one, also those that lead a session of their own."""
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
