@@ -160,3 +160,12 @@ def test_example_model_folder_is_made_by_its_script(name: str, tmp_path: Path) -
 
 def test_example_folders_hold_no_weights() -> None:
     assert [*ROOT.glob("examples/*/model/*.safetensors"), *ROOT.glob("examples/*/model/*.bin")] == []
+
+
+def test_overview_has_a_line_for_every_part() -> None:
+    overview = (ROOT / "docs/overview.md").read_text(encoding="utf-8")
+    package = ROOT / "flowtrain"
+    parts = [f"flowtrain/{path.name}/" for path in package.iterdir() if (path / "__init__.py").exists()]
+    parts += [f"flowtrain/{path.name}" for path in package.glob("*.py") if path.name != "__init__.py"]
+    assert len(parts) > 15
+    assert [part for part in parts if f"`{part}`" not in overview] == []
