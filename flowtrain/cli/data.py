@@ -295,7 +295,7 @@ def _print_percentiles(console: Console, sizes: dict[str, dict[str, int]]) -> No
 def _load(path: Path, overrides: list[str] | None) -> Config:
     from flowtrain.config.loading import load_config
 
-    return load_config(path, overrides or [])
+    return load_config(path, overrides or []).config
 
 
 def _console() -> Console:

@@ -32,7 +32,7 @@ REASONS = (
 ADVICE = {
     "bad-messages": 'write each row as {"messages": [{"role": …, "content": …}, …]}',
     "image-count": "give each image one <image> in the text, and each <image> one entry in `images`",
-    "image-missing": "put the files where the paths, taken from the data file's folder, lead, or store bytes in the rows",
+    "image-missing": "paths start at the data file's folder: put the files there, or store bytes in the rows",
     "image-undecodable": "fetch or convert these files again",
     "image-too-large": "shrink these images, or raise data.max_image_pixels",
     "image-shape": "crop or pad these images to a shape that the model's processor takes",

@@ -108,6 +108,13 @@ class SampleBuilder:
             raise BadRow(
                 "image-shape", f"{ref.label} has {width}×{height} pixels, refused by the processor: {error}"
             ) from error
+        prepared = patches * int(self.processor.image_processor.patch_size) ** 2 if self.config.max_pixels else 0
+        if self.config.max_pixels and prepared > self.config.max_pixels:
+            raise BadRow(
+                "image-shape",
+                f"{ref.label} of {width}×{height} pixels is so narrow that the processor makes {prepared} pixels of it, "
+                f"more than data.max_pixels ({self.config.max_pixels})",
+            )
         return ImageMeta(height, width, tokens, patches)
 
     def _render(self, messages: Messages, prompt: bool, raw: RawRow) -> str:

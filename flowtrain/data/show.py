@@ -72,7 +72,7 @@ def half_blocks(picture: Image.Image, max_columns: int, max_rows: int) -> list[l
 
 
 def sample_text(config: Config) -> str | None:
-    """What the start of a run prints: its first usable sample with the mask, and the share of its tokens that is trained.
+    """What the start of a run prints: its first usable sample with the mask, and the share of it that is trained.
 
     None when none of the first rows can be used; the run itself then tells why.
     """

@@ -76,6 +76,8 @@ def open_builder(config: Config, phase: Phase, processor: Any = None) -> SampleB
     if path is None:
         raise DataError("data.eval is not set, so there are no held-out rows to look at")
     source = open_source(path)
+    if not len(source):
+        raise DataError(f"{path} has no rows")
     if processor is None:
         processor = load_processor(config.model.path, config)
         check_expansion(processor)
