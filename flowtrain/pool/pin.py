@@ -6,7 +6,9 @@ refusal costs speed only: the segment stays pageable, with one warning, and is m
 
 from __future__ import annotations
 
+import contextlib
 import warnings
+from collections import Counter
 from typing import Any
 
 import torch
@@ -15,7 +17,9 @@ MAX_REGISTRATION_BYTES = 256 * 2**30
 """Drivers refuse a single registration of 512 GiB; a copy may not cross from one registration into the next."""
 
 _PORTABLE = 1
-_ALREADY_REGISTERED = 712
+
+_holders: Counter[int] = Counter()
+"""How often each locked address was asked for: in one process a producer and a consumer share a segment."""
 
 
 def pin(memory: memoryview) -> int | None:
@@ -30,16 +34,28 @@ def pin(memory: memoryview) -> int | None:
         _warn(memory.nbytes, f"larger than {MAX_REGISTRATION_BYTES} bytes")
         return None
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    result = int(_cudart().cudaHostRegister(start, memory.nbytes, _PORTABLE))
-    if result == 0:
-        return start
-    if result != _ALREADY_REGISTERED:
-        _warn(memory.nbytes, f"CUDA error {result}; is `ulimit -l` too low?")
-    return None
+    if not _holders[start]:
+        result = int(_cudart().cudaHostRegister(start, memory.nbytes, _PORTABLE))
+        if result:
+            _forget_refusal()
+            _warn(memory.nbytes, f"CUDA error {result}; is `ulimit -l` too low?")
+            return None
+    _holders[start] += 1
+    return start
 
 
 def unpin(start: int) -> None:
-    _cudart().cudaHostUnregister(start)
+    """End one hold on a locked segment; the last one unlocks it."""
+    _holders[start] -= 1
+    if not _holders[start]:
+        del _holders[start]
+        _cudart().cudaHostUnregister(start)
+
+
+def _forget_refusal() -> None:
+    """The driver keeps a refusal as its last error, which the next kernel would report: let a tiny one do so."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
 
 
 def _cudart() -> Any:

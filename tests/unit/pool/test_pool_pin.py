@@ -1,0 +1,59 @@
+"""Page-locking: nothing without a GPU in use, the whole segment with one."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from flowtrain.pool.client import PoolClient
+from flowtrain.pool.pin import pin
+from flowtrain.pool.transport import TRANSPORTS, make_transport
+from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
+
+
+def test_a_process_that_uses_no_gpu_locks_nothing() -> None:
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        pytest.skip("an earlier test of this process uses the GPU")
+    assert pin(memoryview(bytearray(4096))) is None
+    pool = PoolClient(make_transport("local"), owner=0, segment_bytes=1 << 16)
+    assert pool.pinned_bytes == 0
+    assert pool.page_bytes() == 0, "not a page was touched"
+    pool.close()
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+def test_views_of_a_locked_segment_are_pinned(transport: str) -> None:
+    torch.zeros(1, device="cuda")
+    owner = PoolClient(make_transport(transport), owner=0, segment_bytes=1 << 20)
+    reader = PoolClient(make_transport(transport), owner=None, segment_bytes=0)
+    handle = owner.handle()
+    assert handle is not None
+    reader.attach({0: handle})
+    assert owner.pinned_bytes == reader.pinned_bytes == 1 << 20
+    specs = (TensorSpec(0, (16,), "float32"),)
+    address = owner.put(0, 0, specs, 64, [torch.ones(16, device="cuda")])
+    ref = EmbeddingRef(0, UnitId(Phase.TRAIN, 1, 0, 0, 0), address, 64, specs, (), 0)
+    (view,) = reader.get(ref)
+    assert view.is_pinned()
+    assert torch.equal(view.to("cuda", non_blocking=True).cpu(), torch.ones(16))
+    reader.close()
+    owner.close()
+    assert not view.is_pinned()
+    torch.zeros(1, device="cuda")
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_refusal_is_one_warning_and_no_error_of_the_next_kernel() -> None:
+    torch.zeros(1, device="cuda")
+    memory = memoryview(bytearray(1 << 20))
+    start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    assert int(cudart.cudaHostRegister(start, memory.nbytes, 0)) == 0
+    with pytest.warns(RuntimeWarning, match="stays pageable"):
+        assert pin(memory) is None
+    torch.ones(4, device="cuda").add_(1)
+    torch.cuda.synchronize()
+    cudart.cudaHostUnregister(start)
