@@ -3,9 +3,9 @@
 | left out of weight decay | known by |
 |---|---|
 | biases, norms, bare vectors | one axis or none, or a module named `norm` |
-| embedding tables | a last name ending in `embed`, `embedding`, `embed_tokens`; patch projections decay |
+| embedding tables | a last name ending in `embed`, `embedding`, …; patch projections decay |
 
-A frozen parameter is in no group. A parameter whose gradient is None is not touched: no decay, no moments (contract C2).
+A frozen parameter is in no group. A parameter whose gradient is None is not touched: no decay, no moments (C2).
 """
 
 from __future__ import annotations

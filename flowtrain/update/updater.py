@@ -4,8 +4,8 @@
                                                                                        │
     parameters ◀─ AdamW ◀─ × clip ◀─ (dump for verify) ◀─ × scale ◀─ update ◀── UpdateOrder
 
-Invariants: after `reduce` every rank holds the same gradients, bit for bit; a parameter that no rank reached has grad None
-and is left alone (C2); after `update` no parameter has a gradient; only trainable parameters are ever changed.
+Invariants: after `reduce` every rank holds the same gradients, bit for bit; a parameter that no rank reached has grad
+None and is left alone (C2); after `update` no parameter has a gradient; only trainable parameters are ever changed.
 """
 
 from __future__ import annotations
