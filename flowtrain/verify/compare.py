@@ -9,12 +9,12 @@
 | 4 | learning rate | module | 1e-12 relative | 1e-12 |
 | 5 | parameters after the update | module | 1e-8 absolute | 1e-3 of the module's update |
 
-Gradients are compared before clipping and the optimizer, which hide a wrong scale; parameters after them, which shows a
-wrong clip, rate or decay. Both sides go on from their own parameters, so a fault spreads from the step in which it arises:
-`verdict.py` speaks of the first step that fails.
+Gradients are compared before clipping and the optimizer, which hide a wrong scale; parameters after them, which shows
+a wrong clip, rate or decay. Both sides go on from their own parameters, so a fault spreads from the step in which it
+arises: `verdict.py` speaks of the first step that fails.
 
-Invariants: a difference that is NaN fails; a tensor on one side only fails, and so does one that both sides of a run hold;
-every trained parameter is compared, every frozen one that is given must not have moved.
+Invariants: a difference that is NaN fails; a tensor on one side only fails, and so does one that both sides of a run
+hold; every trained parameter is compared, every frozen one that is given must not have moved.
 """
 
 from __future__ import annotations
@@ -93,6 +93,15 @@ class Check:
     @property
     def ok(self) -> bool:
         return self.value <= self.limit
+
+    @property
+    def name(self) -> str:
+        return self.quantity.text if self.module is None else f"{self.quantity.text}/{self.module.value}"
+
+    @property
+    def shown(self) -> float:
+        """The value, or infinity where it is not a number."""
+        return math.inf if math.isnan(self.value) else self.value
 
 
 def compare_step(

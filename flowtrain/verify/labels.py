@@ -57,7 +57,7 @@ def _prefix_length(
     if not torch.equal(ids[: len(prefix)], prefix):
         raise DataError(
             f"row {row.id!r}: its first {len(messages)} messages alone are not the beginning of the whole row "
-            "under this chat template, so the answer's tokens cannot be told; use one that keeps earlier turns as they are"
+            "under this chat template, so the answer's tokens cannot be told; use one that keeps earlier turns"
         )
     return len(prefix)
 

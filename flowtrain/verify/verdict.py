@@ -4,8 +4,8 @@
                                        loss, gradients?  the modules whose gradients differ (a common factor is named)
                                        else              the modules whose rate or parameters differ
 
-A wrong denominator scales the loss and every module alike; that is said as one finding, with the number of tokens that would
-explain it. The norm over all modules follows from the modules' own and is never blamed alone when one of them fails.
+A wrong denominator scales the loss and every module alike; that is said as one finding, with the number of tokens that
+would explain it. The norm over all modules follows from the modules' own, so it is not blamed where one of them fails.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ def _of_gradients(step: int, loss: Sequence[Check], gradients: Sequence[Check]) 
         scale, tokens = scales[0], loss[0].trained_tokens
         assert scale is not None
         text = (
-            f"verify failed at step {step}: loss and gradients of {_names(modules)} are all {scale:.6g} × the reference: "
-            f"a wrong denominator ({tokens / scale:.6g} instead of {tokens} trained tokens would explain it)"
+            f"verify failed at step {step}: loss and gradients of {_names(modules)} are all {scale:.6g} × the "
+            f"reference: a wrong denominator ({tokens / scale:.6g} instead of {tokens} trained tokens would explain it)"
         )
         return Verdict(False, text, step, "denominator", modules)
     if not own:
