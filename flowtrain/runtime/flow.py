@@ -223,14 +223,15 @@ class Flow:
             self._units.popleft()
             reserved = self.directory.reserve(owner, unit.id, sizes)
             assert reserved, "room was checked before"
-            frees, self._frees[owner] = tuple(self._frees[owner]), []
+            free = tuple(self._frees[owner])
+            self._frees[owner].clear()
             self._owner[unit.id] = owner
             self._encodes_in_flight[owner] += 1
             self._steps[key].begun = True
             keep_graph = self._returns_gradients(key)
             if keep_graph:
                 self._to_return[owner].append(unit.id)
-            yield Role.PRODUCER, owner, EncodeOrder(unit, self.version, keep_graph, frees)
+            yield Role.PRODUCER, owner, EncodeOrder(unit, self.version, keep_graph, free)
         self._units.extendleft(reversed(kept))
 
     def _choose_owner(self, unit: EncodeUnit, sizes: list[int], blocked: set[int]) -> int | None:

@@ -313,7 +313,7 @@ def test_a_write_into_one_block_is_no_change_of_another() -> None:
     features = pool.get(pair.put(0, [torch.full((3,), 2.0)]))[0].detach().requires_grad_()
     loss = (features * features).sum()
     pair.put(1, [torch.ones(3)])
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     assert features.grad is not None
     assert torch.equal(features.grad, torch.full((3,), 4.0))
     pool.close()

@@ -12,7 +12,7 @@ from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
 
 
 def test_a_process_that_uses_no_gpu_locks_nothing() -> None:
-    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
         pytest.skip("an earlier test of this process uses the GPU")
     assert pin(memoryview(bytearray(4096))) is None
     pool = PoolClient(make_transport("local"), owner=0, segment_bytes=1 << 16)
@@ -50,7 +50,7 @@ def test_a_refusal_is_one_warning_and_no_error_of_the_next_kernel() -> None:
     torch.zeros(1, device="cuda")
     memory = memoryview(bytearray(1 << 20))
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    cudart = torch.cuda.cudart()  # type: ignore[no-untyped-call]
+    cudart = torch.cuda.cudart()
     assert int(cudart.cudaHostRegister(start, memory.nbytes, 0)) == 0
     with pytest.warns(RuntimeWarning, match="stays pageable"):
         assert pin(memory) is None

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -117,7 +116,8 @@ def steps_of(scenario: Scenario) -> list[Step]:
             packs = []
             for slot, ranks in enumerate(slots):
                 for rank, of_pack in enumerate(ranks):
-                    units, samples = [], []
+                    units: list[EncodeUnit] = []
+                    samples: list[SampleMeta] = []
                     for number_in_pack, tokens in enumerate(of_pack):
                         of_unit = tuple(
                             SampleMeta(position + i, 0, f"row-{position + i}", 4, n, 2, (ImageMeta(8, 8, n, 4 * n),))
@@ -319,18 +319,10 @@ class Run:
             self._check(role, rank, order)
             self.sent.append((role, rank, order))
             self.orders[role, rank].append(order)
-        for rank, waiting in self.orders.items():
-            kinds = Counter(type(order) for order in [*waiting, *self._unanswered(rank)])
-            assert kinds[EncodeOrder] <= DEPTH
-            assert kinds[PackOrder] <= DEPTH
-
-    def _unanswered(self, rank: Rank) -> Iterator[Any]:
-        """Orders whose answers the controller has not seen, by the kind of answer."""
-        kinds = {UnitEncoded: EncodeOrder, PackTrained: PackOrder, UnitsReturned: BackwardOrder}
-        for answer in self.answers[rank]:
-            kind = kinds.get(type(answer))
-            if kind is not None:
-                yield kind.__new__(kind)
+        for place, waiting in self.orders.items():
+            in_flight = Counter(type(message) for message in [*waiting, *self.answers[place]])
+            assert in_flight[EncodeOrder] + in_flight[UnitEncoded] <= DEPTH
+            assert in_flight[PackOrder] + in_flight[PackTrained] <= DEPTH
 
     def _check(self, role: Role, rank: int, order: Any) -> None:
         if isinstance(order, EncodeOrder):
@@ -400,8 +392,8 @@ def check(run: Run) -> None:
     assert run.directory.used_bytes() == 0, "every block was released"
     for producer in run.producers:
         left = [*run.flow._frees[producer.rank], *run.directory.frees(producer.rank)]
-        mine = [address for address in producer.content if owner_of(address) == producer.rank]
-        assert sorted(left) == sorted(mine), "what the owner still holds is on its way to be freed, each block once"
+        held = [address for address in producer.content if owner_of(address) == producer.rank]
+        assert sorted(left) == sorted(held), "what the owner still holds is on its way to be freed, each block once"
         assert run.directory.room(producer.rank, [run.segments[producer.rank] - HEADER_BYTES])
 
 
