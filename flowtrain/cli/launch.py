@@ -59,7 +59,7 @@ def launch(
 def train(config: Config, resume: str | None = None, verify: bool = False, json_file: Path | None = None) -> int:
     """Run one training in processes of its own and print its last line; returns the exit code.
 
-    `resume`: a run's folder, one of its checkpoints, or `latest`. `verify`: dump gradients and parameters of every step.
+    `resume`: a run's folder, one of its checkpoints, or `latest`. `verify`: dump gradients and parameters each step.
     """
     import shutil
 
@@ -113,7 +113,7 @@ class Outcome:
 
 
 def outcome_of(ended: Ended, run_dir: Path) -> Outcome:
-    """What to tell: the driver's own words, else what can be known from its exit status and the spans that were open."""
+    """What to tell: the driver's own words, else what its exit status and the spans that were open say."""
     from flowtrain.telemetry.fatal import read_error
 
     if ended.returncode == 0:

@@ -10,8 +10,8 @@
 | SIGINT | SIGINT to the driver, which ends in order | SIGINT again; after 5 s, or a third time, all is killed |
 | SIGTERM, SIGHUP | SIGTERM to the driver, which ends in order | SIGTERM again |
 
-A driver that has no handler for SIGTERM yet is still starting and has nothing to save: it is killed at once. The driver leads a
-session of its own, so that the terminal's Ctrl-C reaches only the launcher.
+A driver that has no handler for SIGTERM yet is still starting and has nothing to save: it is killed at once. The driver
+leads a session of its own, so that the terminal's Ctrl-C reaches only the launcher.
 
 Invariant: after `supervise` every process that the driver started, directly or not, is gone.
 """
@@ -229,7 +229,7 @@ def _signals() -> Iterator[tuple[deque[signal.Signals], int]]:
 
 @contextmanager
 def _subreaper() -> Iterator[None]:
-    """While open, processes whose parent ends become children of this one, also those that lead a session of their own."""
+    """While open, processes whose parent ends become children of this one, whatever session they lead."""
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     try:

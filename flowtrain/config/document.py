@@ -102,7 +102,7 @@ def read_document(text: str, name: str) -> Document:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         column = error.position - (text.rfind("\n", 0, error.position) + 1) + 1
-        what = f"the character U+{ord(str(error.character)):04X} is not allowed"
+        what = f"the character U+{int(error.character):04X} is not allowed"
         document.issues.append(Issue(Place(name, line, column), (), f"this is not YAML: {what}; remove it"))
     except RecursionError:
         document.issues.append(Issue(Place(name), (), "the nesting is too deep: a config has three levels"))

@@ -118,7 +118,8 @@ def _apply_overrides(
         for inner in document.places:
             places[(*path, *inner)] = place
         for length in range(1, len(path)):
-            places.setdefault(path[:length], place)
+            if path[:length] not in places or not isinstance(_get(data, path[:length]), dict):
+                places[path[:length]] = place
         places[path] = place
         given.add(path)
         _put(data, path, document.data)
