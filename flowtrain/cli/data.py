@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
 from flowtrain.errors import DataError
 from flowtrain.types import Phase, SampleMeta, SkippedRow
 
@@ -26,23 +27,18 @@ if TYPE_CHECKING:
     from flowtrain.data.sample import SampleBuilder
     from flowtrain.data.survey import Survey
 
-ConfigPath = Annotated[Path, typer.Argument(metavar="CONFIG", help="The run's YAML file.")]
-Overrides = Annotated[
-    list[str] | None, typer.Option("--set", metavar="KEY=VALUE", help="Override a key of the config.")
-]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
 Split = Annotated[Phase, typer.Option("--split", help="Training or held-out rows.")]
-
-data_app = typer.Typer(help="Look at the rows: show, check and scan.", no_args_is_help=True)
 
 
 def register(app: typer.Typer) -> None:
-    app.add_typer(data_app, name="data")
+    group = typer.Typer(help="Look at the rows: show, check and scan.", no_args_is_help=True, rich_markup_mode=None)
+    for command in (show, check, scan):
+        group.command()(command)
+    app.add_typer(group, name="data")
 
 
-@data_app.command()
 def show(
-    config_path: ConfigPath,
+    config_path: ConfigFile,
     row: Annotated[
         str, typer.Option("--row", metavar="N|ID", help="Number of the first row (from 0), or an id.")
     ] = "0",
@@ -50,6 +46,7 @@ def show(
     split: Split = Phase.TRAIN,
     overrides: Overrides = None,
     json_file: JsonFile = None,
+    debug: Debug = False,
 ) -> None:
     """Show rows as the model sees them: text with the trained tokens marked, pictures, token counts."""
     from flowtrain.data.survey import open_builder
@@ -61,8 +58,9 @@ def show(
     _write_json(json_file, shown)
 
 
-@data_app.command()
-def check(config_path: ConfigPath, overrides: Overrides = None, json_file: JsonFile = None) -> None:
+def check(
+    config_path: ConfigFile, overrides: Overrides = None, json_file: JsonFile = None, debug: Debug = False
+) -> None:
     """Read and decode every training and held-out row; count what cannot be used, and say what to change."""
     from flowtrain.data.survey import Survey, open_builder, survey_rows
 
@@ -83,13 +81,13 @@ def check(config_path: ConfigPath, overrides: Overrides = None, json_file: JsonF
     _judge(config, surveys)
 
 
-@data_app.command()
 def scan(
-    config_path: ConfigPath,
+    config_path: ConfigFile,
     out: Annotated[Path | None, typer.Option("--out", help="File to write; default: <data>.sizes.jsonl.")] = None,
     split: Split = Phase.TRAIN,
     overrides: Overrides = None,
     json_file: JsonFile = None,
+    debug: Debug = False,
 ) -> None:
     """Measure every row from its text and image headers, and write the sizes as JSON lines for planning."""
     from flowtrain.data.sources import SIZES_SUFFIX
@@ -248,15 +246,15 @@ def _judge(config: Config, surveys: dict[str, Survey]) -> None:
     if not train.usable:
         raise DataError(f"none of the {train.rows} rows of {config.data.train} can be used: repair them as told above")
     for name, survey in surveys.items():
-        long = survey.reasons.get("too-long", 0)
-        stopping = (survey.bad - long if config.data.on_bad_sample == "error" else 0) + (
-            long if config.packing.on_long_row == "error" else 0
-        )
-        if stopping:
-            key = "data.on_bad_sample" if survey.bad > long else "packing.on_long_row"
-            raise DataError(
-                f"{stopping} of the {survey.rows} {name} rows cannot be used: repair them, or set {key}: skip"
-            )
+        num_long = survey.reasons.get("too-long", 0)
+        for key, policy, num_stopping in (
+            ("data.on_bad_sample", config.data.on_bad_sample, survey.bad - num_long),
+            ("packing.on_long_row", config.packing.on_long_row, num_long),
+        ):
+            if policy == "error" and num_stopping:
+                raise DataError(
+                    f"{num_stopping} of the {survey.rows} {name} rows cannot be used: repair them, or set {key}: skip"
+                )
 
 
 def _percentiles(samples: list[SampleMeta]) -> dict[str, dict[str, int]]:
@@ -301,7 +299,7 @@ def _load(path: Path, overrides: list[str] | None) -> Config:
 def _console() -> Console:
     from rich.console import Console
 
-    return Console(highlight=False)
+    return Console(highlight=False, markup=False)
 
 
 def _progress(rows: Iterable[SampleMeta | SkippedRow], total: int, title: str) -> Iterator[SampleMeta | SkippedRow]:
@@ -316,7 +314,8 @@ def _progress(rows: Iterable[SampleMeta | SkippedRow], total: int, title: str) -
 def _write_json(path: Path | None, result: object) -> None:
     if path is None:
         return
-    try:
-        path.write_text(json.dumps(result, indent=2, ensure_ascii=False) + "\n")
-    except OSError as error:
-        raise DataError(f"--json {path} cannot be written: {error.strerror or error}") from error
+    from flowtrain.cli.rundir import writing
+    from flowtrain.telemetry.files import write_atomic
+
+    with writing(path):
+        write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")

@@ -112,7 +112,7 @@ class SampleBuilder:
         if self.config.max_pixels and prepared > self.config.max_pixels:
             raise BadRow(
                 "image-shape",
-                f"{ref.label} of {width}×{height} pixels is so narrow that the processor makes {prepared} pixels of it, "
+                f"{ref.label} of {width}×{height} pixels is so narrow that the processor makes {prepared} of it, "
                 f"more than data.max_pixels ({self.config.max_pixels})",
             )
         return ImageMeta(height, width, tokens, patches)

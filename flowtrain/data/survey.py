@@ -6,6 +6,7 @@ what a run would see: the same builder, with every policy set to "skip" so that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -125,4 +126,4 @@ def row_sizes(row: SampleMeta | SkippedRow) -> dict[str, Any]:
 def percentile(ordered: list[int], share: float) -> int:
     """The smallest value that at least `share` of the ascending values do not exceed."""
     assert ordered, "a percentile needs values"
-    return ordered[max(0, min(len(ordered) - 1, -int(-share * len(ordered) // 1) - 1))]
+    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

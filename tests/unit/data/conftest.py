@@ -8,14 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from data_rows import png
+from data_rows import EXAMPLES, png
 
 from flowtrain.config.schema import Config, DataConfig, ModelConfig
 from flowtrain.data.processor import load_processor
 from flowtrain.data.sample import SampleBuilder
 from flowtrain.data.sources import open_source
-
-EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 @pytest.fixture(scope="session")

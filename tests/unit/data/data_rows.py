@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 from typing import Any
 
 from PIL import Image
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 
 def png(width: int = 32, height: int = 32, mode: str = "RGB", colour: Any = 100, kind: str = "PNG") -> bytes:
