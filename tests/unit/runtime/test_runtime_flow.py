@@ -1,263 +1,29 @@
 """Flow control against stages that answer at any time: it always ends, in the order of need, within the pool.
 
-The stages here do to their rings and blocks what real ones do, without tensors. Who works and whose answer arrives
-next is drawn for each example; answers of one rank arrive in order, nothing else is ordered.
+Who works and whose answer arrives next is drawn for each example (`flow_scenarios`, `flow_stages`); answers of one rank
+arrive in order, nothing else is ordered.
 """
 
 from __future__ import annotations
 
 import random
 from collections import Counter, deque
-from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from flow_scenarios import Scenario, payload_of, scenarios, segments_for, steps_of
+from flow_stages import Consumer, Producer, UpdateSent
 from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from flowtrain.messages import (
-    BackwardOrder,
-    EncodeOrder,
-    PackOrder,
-    PackTrained,
-    ReduceOrder,
-    UnitEncoded,
-    UnitsReturned,
-)
-from flowtrain.pool.address import make_address, offset_of, owner_of
+from flowtrain.messages import EncodeOrder, PackOrder, PackTrained, ReduceOrder, UnitEncoded, UnitsReturned
+from flowtrain.pool.address import owner_of
 from flowtrain.pool.arena import RingArena
 from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.flow import DEPTH, Flow
-from flowtrain.types import (
-    Address,
-    EmbeddingRef,
-    EncodeUnit,
-    ImageMeta,
-    Pack,
-    Phase,
-    Role,
-    SampleMeta,
-    SkippedRow,
-    Step,
-    UnitId,
-)
+from flowtrain.types import Address, Phase, Role, Step, UnitId
 
 Rank = tuple[Role, int]
-
-
-def payload_of(sample: SampleMeta) -> int:
-    return sample.vision_tokens * 48
-
-
-# --- scenarios --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """What is to be run.
-
-    Attributes:
-        sizes: `sizes[step][slot][rank]` has the visual tokens of each sample, unit by unit; no units: a text-only pack.
-        evals: updates after which an evaluation pass of the same shape runs.
-        bad_share: how many of the rows with images are found bad at decode.
-        ahead: steps composed before they run.
-        slack: cache lines beyond the promised bound in every segment.
-        seed: of the dice that decide who works and whose answer arrives.
-    """
-
-    num_producers: int
-    num_consumers: int
-    trainable: bool
-    reduced_roles: frozenset[Role]
-    sizes: list[list[list[list[list[int]]]]]
-    evals: frozenset[int]
-    fixed_in_eval: bool
-    bad_share: float
-    ahead: int
-    slack: int
-    seed: int
-
-
-@st.composite
-def scenarios(draw: st.DrawFn) -> Scenario:
-    num_consumers = draw(st.integers(1, 3))
-    unit = st.lists(st.integers(1, 30), min_size=1, max_size=3)
-    slot = st.lists(st.lists(unit, max_size=3), min_size=num_consumers, max_size=num_consumers)
-    sizes = draw(st.lists(st.lists(slot, min_size=1, max_size=4), min_size=1, max_size=4))
-    trainable = draw(st.booleans())
-    both = frozenset({Role.PRODUCER, Role.CONSUMER})
-    return Scenario(
-        num_producers=draw(st.integers(1, 3)),
-        num_consumers=num_consumers,
-        trainable=trainable,
-        reduced_roles=draw(st.sampled_from([both, frozenset({Role.PRODUCER})]))
-        if trainable
-        else frozenset({Role.CONSUMER}),
-        sizes=sizes,
-        evals=frozenset(draw(st.sets(st.integers(1, len(sizes))))),
-        fixed_in_eval=draw(st.booleans()),
-        bad_share=draw(st.sampled_from([0.0, 0.2, 1.0])),
-        ahead=draw(st.integers(1, 3)),
-        slack=draw(st.integers(0, 40)),
-        seed=draw(st.integers(0, 2**32)),
-    )
-
-
-def steps_of(scenario: Scenario) -> list[Step]:
-    """Steps and evaluation passes in the order of need."""
-    steps, position = [], 0
-    for index, slots in enumerate(scenario.sizes, start=1):
-        for phase in (Phase.TRAIN, Phase.EVAL):
-            if phase is Phase.EVAL and index not in scenario.evals:
-                continue
-            fixed = scenario.trainable and (phase is Phase.TRAIN or scenario.fixed_in_eval)
-            number = 0
-            packs = []
-            for slot, ranks in enumerate(slots):
-                for rank, of_pack in enumerate(ranks):
-                    units: list[EncodeUnit] = []
-                    samples: list[SampleMeta] = []
-                    for number_in_pack, tokens in enumerate(of_pack):
-                        of_unit = tuple(
-                            SampleMeta(position + i, 0, f"row-{position + i}", 4, n, 2, (ImageMeta(8, 8, n, 4 * n),))
-                            for i, n in enumerate(tokens)
-                        )
-                        position += len(of_unit)
-                        samples += of_unit
-                        units.append(
-                            EncodeUnit(
-                                UnitId(phase, index, slot, rank, number_in_pack),
-                                of_unit,
-                                sum(s.patches for s in of_unit),
-                                sum(block_bytes(payload_of(s)) for s in of_unit),
-                                number % scenario.num_producers if fixed else None,
-                            )
-                        )
-                        number += 1
-                    samples.append(SampleMeta(position, 0, f"row-{position}", 9, 0, 3))
-                    position += 1
-                    packs.append(Pack(slot, rank, tuple(samples), tuple(units), 1.0, 1.0))
-            width = scenario.num_consumers
-            by_slot = tuple(tuple(packs[start : start + width]) for start in range(0, len(packs), width))
-            steps.append(Step(phase, index, by_slot, sum(len(p.samples) for p in packs), 0, position))
-    return steps
-
-
-def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:
-    """The promise of composition, and no more: the largest slot in an owner, and its largest block."""
-    segments = {}
-    for owner in range(scenario.num_producers):
-        slots = [
-            [unit for pack in slot for unit in pack.units if unit.producer in (None, owner)]
-            for step in steps
-            for slot in step.slots
-        ]
-        blocks = [block_bytes(payload_of(s)) for units in slots for unit in units for s in unit.samples]
-        largest = max((sum(unit.bytes for unit in units) for units in slots), default=0)
-        segments[owner] = max(largest + max(blocks, default=0) + 64 * scenario.slack, 64)
-    return segments
-
-
-# --- stages -----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class UpdateSent:
-    step: int
-
-
-@dataclass
-class Producer:
-    """`content`: what lies at each address of this owner's segment."""
-
-    rank: int
-    ring: RingArena
-    content: dict[Address, tuple[str, int]]
-    bad: set[int]
-    version: int = 0
-    kept: dict[UnitId, tuple[EmbeddingRef, ...]] = field(default_factory=dict)
-    reduced: list[int] = field(default_factory=list)
-    encoded: list[UnitId] = field(default_factory=list)
-    returned: list[UnitId] = field(default_factory=list)
-
-    def execute(self, order: Any) -> Any:
-        match order:
-            case EncodeOrder():
-                return self.encode(order)
-            case BackwardOrder():
-                for unit in order.units:
-                    for ref in self.kept.pop(unit):
-                        assert self.content[ref.address] == ("gradient", ref.position), "no gradient lies here"
-                self.returned += order.units
-                return UnitsReturned(order.units, self.rank, 0.0)
-            case ReduceOrder():
-                assert not self.kept, f"reduce of step {order.step} before backwards of {list(self.kept)}"
-                self.reduced.append(order.step)
-            case UpdateSent():
-                self.version = order.step
-        return order
-
-    def encode(self, order: EncodeOrder) -> UnitEncoded:
-        assert not order.keep_graph or order.unit.id.step not in self.reduced, "a unit behind its step's reduce"
-        for address in order.free:
-            assert owner_of(address) == self.rank
-            self.ring.free(offset_of(address) - HEADER_BYTES)
-            del self.content[address]
-        refs, bad = [], []
-        for sample in order.unit.samples:
-            num_bytes = payload_of(sample)
-            offset = self.ring.allocate(block_bytes(num_bytes))
-            self.ring.assert_invariants()
-            address = make_address(self.rank, offset + HEADER_BYTES)
-            if sample.position in self.bad:
-                self.content[address] = ("nothing", sample.position)
-                bad.append(SkippedRow(sample.position, sample.row, sample.id, "image-undecodable", ""))
-            else:
-                self.content[address] = ("features", sample.position)
-                unit = order.unit.id
-                refs.append(EmbeddingRef(sample.position, unit, address, num_bytes, (), (), self.version))
-        self.encoded.append(order.unit.id)
-        if order.keep_graph and refs:
-            self.kept[order.unit.id] = tuple(refs)
-        return UnitEncoded(order.unit.id, self.rank, tuple(refs), tuple(bad), 0.0, 0.0)
-
-
-@dataclass
-class Consumer:
-    rank: int
-    content: dict[Address, tuple[str, int]]
-    bad: set[int]
-    version: int = 0
-    packs: list[Pack] = field(default_factory=list)
-    reduced: list[int] = field(default_factory=list)
-
-    def execute(self, order: Any) -> Any:
-        match order:
-            case PackOrder():
-                return self.train(order)
-            case ReduceOrder():
-                self.reduced.append(order.step)
-            case UpdateSent():
-                self.version = order.step
-        return order
-
-    def train(self, order: PackOrder) -> PackTrained:
-        pack = order.pack
-        assert pack.rank == self.rank
-        assert order.step not in self.reduced or order.phase is Phase.EVAL, "a pack behind its step's reduce"
-        with_images = [s.position for s in pack.samples if s.images]
-        assert [ref.position for ref in order.refs] == [p for p in with_images if p not in self.bad]
-        assert list(order.masked) == [p for p in with_images if p in self.bad]
-        for ref in order.refs:
-            assert self.content[ref.address] == ("features", ref.position), "the features were overwritten"
-            if order.return_gradients:
-                self.content[ref.address] = ("gradient", ref.position)
-        self.packs.append(pack)
-        return PackTrained(order.phase, order.step, pack.slot, self.rank, 0.0, 1, 0.0, 0.0)
-
-
-# --- the run ----------------------------------------------------------------------------------------------------------
 
 
 class Run:

@@ -1,0 +1,120 @@
+"""Runs to be simulated: random steps, slots, packs and units, and segments of exactly the size that was promised."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from flowtrain.pool.block import block_bytes
+from flowtrain.types import EncodeUnit, ImageMeta, Pack, Phase, Role, SampleMeta, Step, UnitId
+
+
+def payload_of(sample: SampleMeta) -> int:
+    return sample.vision_tokens * 48
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """What is to be run.
+
+    Attributes:
+        sizes: `sizes[step][slot][rank]` has the visual tokens of each sample, unit by unit; no units: a text-only pack.
+        evals: updates after which an evaluation pass of the same shape runs.
+        bad_share: how many of the rows with images are found bad at decode.
+        ahead: steps composed before they run.
+        slack: cache lines beyond the promised bound in every segment.
+        seed: of the dice that decide who works and whose answer arrives.
+    """
+
+    num_producers: int
+    num_consumers: int
+    trainable: bool
+    reduced_roles: frozenset[Role]
+    sizes: list[list[list[list[list[int]]]]]
+    evals: frozenset[int]
+    fixed_in_eval: bool
+    bad_share: float
+    ahead: int
+    slack: int
+    seed: int
+
+
+@st.composite
+def scenarios(draw: st.DrawFn) -> Scenario:
+    num_consumers = draw(st.integers(1, 3))
+    unit = st.lists(st.integers(1, 30), min_size=1, max_size=3)
+    slot = st.lists(st.lists(unit, max_size=3), min_size=num_consumers, max_size=num_consumers)
+    sizes = draw(st.lists(st.lists(slot, min_size=1, max_size=4), min_size=1, max_size=4))
+    trainable = draw(st.booleans())
+    both = frozenset({Role.PRODUCER, Role.CONSUMER})
+    return Scenario(
+        num_producers=draw(st.integers(1, 3)),
+        num_consumers=num_consumers,
+        trainable=trainable,
+        reduced_roles=draw(st.sampled_from([both, frozenset({Role.PRODUCER})]))
+        if trainable
+        else frozenset({Role.CONSUMER}),
+        sizes=sizes,
+        evals=frozenset(draw(st.sets(st.integers(1, len(sizes))))),
+        fixed_in_eval=draw(st.booleans()),
+        bad_share=draw(st.sampled_from([0.0, 0.2, 1.0])),
+        ahead=draw(st.integers(1, 3)),
+        slack=draw(st.integers(0, 40)),
+        seed=draw(st.integers(0, 2**32)),
+    )
+
+
+def steps_of(scenario: Scenario) -> list[Step]:
+    """Steps and evaluation passes in the order of need."""
+    steps, position = [], 0
+    for index, slots in enumerate(scenario.sizes, start=1):
+        for phase in (Phase.TRAIN, Phase.EVAL):
+            if phase is Phase.EVAL and index not in scenario.evals:
+                continue
+            fixed = scenario.trainable and (phase is Phase.TRAIN or scenario.fixed_in_eval)
+            number = 0
+            packs = []
+            for slot, ranks in enumerate(slots):
+                for rank, of_pack in enumerate(ranks):
+                    units: list[EncodeUnit] = []
+                    samples: list[SampleMeta] = []
+                    for number_in_pack, tokens in enumerate(of_pack):
+                        of_unit = tuple(
+                            SampleMeta(position + i, 0, f"row-{position + i}", 4, n, 2, (ImageMeta(8, 8, n, 4 * n),))
+                            for i, n in enumerate(tokens)
+                        )
+                        position += len(of_unit)
+                        samples += of_unit
+                        units.append(
+                            EncodeUnit(
+                                UnitId(phase, index, slot, rank, number_in_pack),
+                                of_unit,
+                                sum(s.patches for s in of_unit),
+                                sum(block_bytes(payload_of(s)) for s in of_unit),
+                                number % scenario.num_producers if fixed else None,
+                            )
+                        )
+                        number += 1
+                    samples.append(SampleMeta(position, 0, f"row-{position}", 9, 0, 3))
+                    position += 1
+                    packs.append(Pack(slot, rank, tuple(samples), tuple(units), 1.0, 1.0))
+            width = scenario.num_consumers
+            by_slot = tuple(tuple(packs[start : start + width]) for start in range(0, len(packs), width))
+            steps.append(Step(phase, index, by_slot, sum(len(p.samples) for p in packs), 0, position))
+    return steps
+
+
+def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:
+    """The promise of composition, and no more: the largest slot in an owner, and its largest block."""
+    segments = {}
+    for owner in range(scenario.num_producers):
+        slots = [
+            [unit for pack in slot for unit in pack.units if unit.producer in (None, owner)]
+            for step in steps
+            for slot in step.slots
+        ]
+        blocks = [block_bytes(payload_of(s)) for units in slots for unit in units for s in unit.samples]
+        largest = max((sum(unit.bytes for unit in units) for units in slots), default=0)
+        segments[owner] = max(largest + max(blocks, default=0) + 64 * scenario.slack, 64)
+    return segments
