@@ -18,6 +18,9 @@ from flowtrain.cli.options import Debug
 SUBCOMMANDS = (
     "flowtrain.cli.launch",
     "flowtrain.cli.config",
+    "flowtrain.cli.data",
+    "flowtrain.cli.verify",
+    "flowtrain.cli.evaluate",
 )
 """In the order of `flowtrain --help`."""
 
