@@ -9,12 +9,14 @@
 | an EXIF orientation | turned upright; the size told is the upright one |
 
 Cut-off files are errors: Pillow's leave to fill them with grey stays off. An image with more pixels than
-`max_image_pixels` is refused at its header, before anything is decoded.
+`max_image_pixels` is refused at its header, before anything is decoded; Pillow's own guard stands at the same figure
+while one of our pictures is open.
 """
 
 from __future__ import annotations
 
 import io
+import re
 import struct
 import warnings
 import zlib
@@ -75,6 +77,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def _opened(ref: ImageRef, max_image_pixels: int) -> Iterator[Image.Image]:
     """The picture with its header read; what Pillow raises inside becomes a BadImage that names it."""
     data = ref.read()
+    default = Image.MAX_IMAGE_PIXELS
+    Image.MAX_IMAGE_PIXELS = max_image_pixels
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -86,11 +90,15 @@ def _opened(ref: ImageRef, max_image_pixels: int) -> Iterator[Image.Image]:
     except UnidentifiedImageError as error:
         raise BadImage("image-undecodable", f"{ref.label} is not an image of a known format") from error
     except Image.DecompressionBombError as error:
-        raise BadImage("image-too-large", _too_large(ref, str(error), max_image_pixels)) from error
+        told = re.search(r"\d+ pixels", str(error))
+        size = told.group() if told else "too many pixels"
+        raise BadImage("image-too-large", _too_large(ref, size, max_image_pixels)) from error
     except BadImage:
         raise
     except _UNREADABLE as error:
         raise BadImage("image-undecodable", f"{ref.label} is damaged: {error}") from error
+    finally:
+        Image.MAX_IMAGE_PIXELS = default
 
 
 def _too_large(ref: ImageRef, size: str, limit: int) -> str:

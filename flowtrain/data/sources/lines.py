@@ -48,6 +48,8 @@ class JsonSource:
         return len(self._starts)
 
     def row(self, index: int) -> RawRow:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
         start, end, line = self._starts[index], self._ends[index], self._lines[index]
         where = f"{self.path}:{line}"
         stored = os.pread(self._fd, end - start, start)
@@ -57,7 +59,9 @@ class JsonSource:
             raise BadRow("bad-messages", f"{where} is not UTF-8 at byte {error.start + 1} of the line") from error
         except json.JSONDecodeError as error:
             place = f"{self.path}:{line + error.lineno - 1}:{error.colno}"
-            raise BadRow("bad-messages", f"{place} is not JSON: {error.msg}") from error
+            raise BadRow(
+                "bad-messages", f"{place} is not JSON ({error.msg}): expected one row a line, or one array of rows"
+            ) from error
         except RecursionError as error:
             raise BadRow("bad-messages", f"{where} is nested too deeply") from error
         except _RepeatedKeyError as error:

@@ -115,6 +115,11 @@ def test_too_many_pixels_are_refused_at_the_header(side: int, limit: int) -> Non
     assert Image.MAX_IMAGE_PIXELS == 89_478_485
 
 
+def test_the_limit_may_be_raised_above_pillows_own() -> None:
+    data = png(20_000, 20_000, "1", 0)
+    assert picture_size(ref(data), 400_000_000) == (20_000, 20_000)
+
+
 def test_values_that_are_not_files(tmp_path: Path) -> None:
     for value, reason in (
         (tmp_path / "gone.png", "image-missing"),
