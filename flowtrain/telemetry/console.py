@@ -17,8 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from flowtrain.telemetry.metrics import (
     EVAL_LOSS,
@@ -32,6 +33,9 @@ from flowtrain.telemetry.metrics import (
 
 SMOOTHING = 0.1
 """Share of the newest step in the step time that the time left is reckoned with."""
+
+WIDE = 110
+"""Columns of a terminal from which on there is room for a bar beside the numbers."""
 
 Kind = Literal["auto", "rich", "plain", "off"]
 
@@ -49,12 +53,8 @@ class Progress:
         self._task: TaskID | None = None
         if self.kind == "rich":
             console = Console(file=self._file, highlight=False, markup=False, emoji=False)
-            columns = (
-                TextColumn("step", markup=False),
-                MofNCompleteColumn(),
-                BarColumn(20),
-                TextColumn("{task.fields[text]}", markup=False),
-            )
+            line = TextColumn("{task.description}", markup=False, table_column=Column(no_wrap=True, overflow="crop"))
+            columns = (line, BarColumn(20)) if console.width >= WIDE else (line,)
             self._bar = Bar(*columns, console=console, auto_refresh=False)
 
     def step(self, record: Mapping[str, Any]) -> None:
@@ -63,11 +63,11 @@ class Progress:
         before = self._step_seconds
         self._step_seconds = seconds if before is None else before + SMOOTHING * (seconds - before)
         left = (self.total_steps - int(record["step"])) * self._step_seconds
-        text = describe_step(record, left)
+        text = f"step {record['step']}/{self.total_steps}  {format_seconds(left)} left  {describe_step(record)}"
         if self._bar is not None:
             self._show(int(record["step"]), text)
         elif self.kind == "plain":
-            self._print(f"step {record['step']}/{self.total_steps}  {text}")
+            self._print(text)
 
     def line(self, text: str) -> None:
         """A line, or several, that stays."""
@@ -87,9 +87,9 @@ class Progress:
         bar = self._bar
         assert bar is not None
         if self._task is None:
-            self._task = bar.add_task("", total=self.total_steps, text=text)
+            self._task = bar.add_task(text, total=self.total_steps)
             self._guarded(bar.start)
-        bar.update(self._task, completed=step, text=text)
+        bar.update(self._task, completed=step, description=text)
         self._guarded(bar.refresh)
 
     def _print(self, text: str) -> None:
@@ -105,19 +105,18 @@ class Progress:
             self._broken = True
 
 
-def describe_step(record: Mapping[str, Any], seconds_left: float) -> str:
-    """The step's numbers in one line; what is not known is left out."""
+def describe_step(record: Mapping[str, Any]) -> str:
+    """The step's numbers in one line, the most wanted first; what is not known is left out. tokens/s is per device."""
     parts = [f"loss {_number(record[LOSS], '.4f')}"]
     for label, name, form, unit in (
         ("eval", EVAL_LOSS, ".4f", ""),
-        ("", THROUGHPUT, ",.0f", " tokens/s/device"),
-        ("MFU", MFU, ".1f", " %"),
-        ("pool", POOL_OCCUPANCY, ".0f", " %"),
-        ("starved", STARVATION, ".2f", " s"),
+        ("", THROUGHPUT, ",.0f", " tokens/s"),
+        ("MFU", MFU, ".1f", "%"),
+        ("pool", POOL_OCCUPANCY, ".0f", "%"),
+        ("starved", STARVATION, ".2f", "s"),
     ):
         if record.get(name) is not None:
             parts.append(f"{label} {_number(record[name], form)}{unit}".strip())
-    parts.append(f"{format_seconds(seconds_left)} left")
     return "  ".join(parts)
 
 

@@ -1,0 +1,247 @@
+"""Names of the records, MFU by hand, totals over a run and its resume."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from flowtrain.flops import StepFlops
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowtrain.telemetry.metrics import StepMetrics, imbalance, mean
+from flowtrain.telemetry.mfu import Fleet, mfu
+from flowtrain.telemetry.peaks import Peak, peak_flops, vendor_peak
+from flowtrain.telemetry.totals import MAX_IDS, Totals
+from flowtrain.types import Cut, Module, SkippedRow
+
+TERA = 1e12
+FLEET = Fleet((Peak(TERA, "vendor: A"),), (Peak(TERA, "vendor: A"), Peak(2 * TERA, "measured: B")))
+
+C12_NAMES = {
+    "loss_metrics/global_avg_loss",
+    "grad_norm",
+    "throughput(tps)",
+    "tflops",
+    "mfu(%)",
+    "time_metrics/end_to_end(s)",
+    "memory/max_active(GiB)",
+    "mfu/encoder(%)",
+    "mfu/backbone(%)",
+    "pool/occupancy(%)",
+    "pool/bytes_in",
+    "pool/bytes_out",
+    "flow/production_rate",
+    "flow/consumption_rate",
+    "flow/starvation(s)",
+    "flow/stall(s)",
+    "pack/fill(%)",
+    "pack/imbalance",
+    "grad_norm/encoder",
+    "grad_norm/projector",
+    "grad_norm/backbone",
+}
+C11_NAMES = {"step", "rows", "tokens/text", "tokens/vision", "tokens/trained", "lr"}
+
+
+def metrics(step: int = 1, **changes: Any) -> StepMetrics:
+    known = StepMetrics(
+        step=step,
+        epoch=0,
+        rows=8,
+        text_tokens=300,
+        vision_tokens=100,
+        trained_tokens=50,
+        loss=1.25,
+        grad_norm=0.5,
+        module_norms={Module.BACKBONE: 0.5},
+        lr={Module.ENCODER: 1e-4, Module.BACKBONE: 1e-3},
+        seconds=2.0,
+        num_packs=4,
+        capacity_tokens=800,
+        starvation={0: 0.5, 1: 0.1},
+        stall={0: 1.5},
+        producer_seconds={0: 0.5},
+        consumer_seconds={0: 1.0, 1: 3.0},
+        predicted_costs={0: 10.0, 1: 10.0},
+        pool_bytes_in=1000,
+        pool_bytes_out=900,
+        pool_occupancy=0.25,
+        max_memory_bytes=2**30,
+        flops=StepFlops(encoder=0.8 * TERA, projector=0.2 * TERA, backbone=3 * TERA),
+        fleet=FLEET,
+    )
+    return replace(known, **changes)
+
+
+def test_the_record_has_every_agreed_name() -> None:
+    assert metrics().to_record().keys() >= C11_NAMES | C12_NAMES
+
+
+def test_values_by_hand() -> None:
+    record = metrics().to_record()
+    assert record["loss_hex"] == (1.25).hex()
+    assert record["throughput(tps)"] == pytest.approx(400 / 2 / 3)
+    assert record["tflops"] == pytest.approx(4 / 2 / 3)
+    assert record["mfu(%)"] == pytest.approx(100 * 4 / (2 * 4))
+    assert record["mfu/encoder(%)"] == pytest.approx(100 * 1 / (2 * 1))
+    assert record["mfu/backbone(%)"] == pytest.approx(100 * 3 / (2 * 3))
+    assert record["mfu/peak_source"] == "vendor: A; measured: B"
+    assert record["flow/starvation(s)"] == pytest.approx(0.3)
+    assert record["flow/stall(s)"] == 1.5
+    assert record["flow/production_rate"] == pytest.approx(100 / 0.5)
+    assert record["flow/consumption_rate"] == pytest.approx(100 / 2.0)
+    assert record["pack/fill(%)"] == pytest.approx(50)
+    assert record["pack/imbalance"] == 1.0
+    assert record["pack/imbalance_measured"] == pytest.approx(1.5)
+    assert record["memory/max_active(GiB)"] == 1.0
+    assert record["lr"] == 1e-3
+    assert record["lr/encoder"] == 1e-4
+    assert record["grad_norm/encoder"] is None
+
+
+def test_what_is_not_known_is_null_and_json() -> None:
+    record = metrics(fleet=None, flops=None, pool_occupancy=None, max_memory_bytes=None, stall={}).to_record()
+    for name in ("mfu(%)", "tflops", "throughput(tps)", "pool/occupancy(%)", "memory/max_active(GiB)", "flow/stall(s)"):
+        assert record[name] is None, name
+    json.dumps(record, allow_nan=False)
+    known_speed = metrics(flops=None).to_record()
+    assert known_speed["throughput(tps)"] is not None
+    assert known_speed["mfu(%)"] is None
+
+
+@given(st.dictionaries(st.integers(0, 9), st.floats(0.01, 100), min_size=1))
+def test_imbalance_is_between_one_and_the_number_of_ranks(loads: dict[int, float]) -> None:
+    found = imbalance(loads)
+    assert found is not None
+    assert 1 - 1e-9 <= found <= len(loads) + 1e-9
+
+
+def test_imbalance_of_nothing_is_unknown() -> None:
+    assert imbalance({}) is None
+    assert imbalance({0: 0.0}) is None
+    assert mean({}) is None
+
+
+# --- MFU --------------------------------------------------------------------------------------------------------------
+
+
+def test_the_worked_example_of_the_docs() -> None:
+    fleet = Fleet((Peak(TERA, "x"),), (Peak(TERA, "x"),))
+    shares = fleet.mfu(StepFlops(encoder=TERA, projector=0.0, backbone=1.6 * TERA), 2.0)
+    assert tuple(shares) == pytest.approx((65, 50, 80))
+
+
+def test_the_projector_counts_where_it_runs() -> None:
+    fleet = Fleet((Peak(TERA, "x"),), (Peak(TERA, "x"),), Cut.BEFORE_PROJECTOR)
+    shares = fleet.mfu(StepFlops(encoder=TERA, projector=TERA, backbone=TERA), 10.0)
+    assert tuple(shares) == pytest.approx((15, 10, 20))
+
+
+def test_one_shared_device_is_counted_once() -> None:
+    peak = Peak(TERA, "x")
+    shares = Fleet((peak,), (peak,), colocated=True).mfu(StepFlops(encoder=TERA, projector=TERA, backbone=TERA), 10.0)
+    assert shares.all == pytest.approx(30)
+    assert shares.encoder + shares.backbone == pytest.approx(shares.all)
+
+
+def test_per_device_and_per_cluster_agree() -> None:
+    whole = mfu(6e12, 2.0, 3, TERA)
+    assert whole == pytest.approx(mfu(2e12, 2.0, 1, TERA))
+    assert whole == pytest.approx(100)
+
+
+# --- peaks ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
+        ("NVIDIA H100 PCIe", "bfloat16", 756.0),
+        ("NVIDIA H200", "bfloat16", 989.4),
+        ("NVIDIA A100-SXM4-80GB", "float32", 19.5),
+        ("NVIDIA A10G", "bfloat16", 70.0),
+        ("NVIDIA A10", "bfloat16", 125.0),
+        ("NVIDIA L40S", "bfloat16", 362.0),
+        ("NVIDIA L4", "float64", None),
+        ("NVIDIA GeForce GTX 1080", "float32", None),
+    ],
+)
+def test_vendor_figures_by_the_drivers_name(device: str, dtype: str, teraflops: float | None) -> None:
+    found = vendor_peak(device, dtype)
+    assert (None if found is None else found.value / TERA) == teraflops
+    assert found is None or found.source.startswith("vendor: ")
+
+
+def test_a_cpu_peak_is_measured_once_and_leaves_the_threads_alone() -> None:
+    before = torch.get_num_threads()
+    peak = peak_flops("cpu", "float32", 1)
+    assert peak.source == "measured: float32 matrix product on 1 CPU thread"
+    assert 1e8 < peak.value < 1e14
+    assert peak_flops("cpu", "float32", 1) is peak
+    assert torch.get_num_threads() == before
+
+
+# --- totals -----------------------------------------------------------------------------------------------------------
+
+
+def skipped(number: int, reason: str = "too-long") -> SkippedRow:
+    return SkippedRow(number, number, f"id-{number}", reason, "detail")
+
+
+def test_a_resumed_run_counts_on() -> None:
+    whole, first = Totals(), Totals()
+    for totals in (whole, first):
+        totals.step(metrics(1))
+        totals.skip(skipped(3))
+        totals.evaluated(2.5)
+        totals.step(metrics(2, rows=7, loss=1.0))
+    resumed = Totals.from_state(json.loads(json.dumps(first.state())))
+    for totals in (whole, resumed):
+        totals.skip(skipped(4, "image-missing"))
+        totals.step(metrics(3))
+    assert whole.summary(0) == resumed.summary(0)
+    assert first.rows_skipped == 1
+
+
+def test_the_summary_has_the_agreed_form() -> None:
+    totals = Totals()
+    totals.step(metrics(1))
+    for number in range(30):
+        totals.skip(skipped(number))
+    totals.evaluated(0.75)
+    totals.wall_seconds = 12.5
+    summary = totals.summary(3)
+    final = summary.pop("final")
+    assert summary == {
+        "exit": 3,
+        "steps": 1,
+        "rows": {
+            "read": 38,
+            "trained": 8,
+            "skipped": {"too-long": {"count": 30, "ids": [f"id-{number}" for number in range(MAX_IDS)]}},
+        },
+        "tokens": {"text": 300, "vision": 100, "trained": 50},
+        "packs": {"count": 4, "fill": 0.5},
+        "wall_s": 12.5,
+    }
+    assert final["loss_metrics/global_avg_loss"] == 1.25
+    assert final["validation_metrics/loss"] == 0.75
+
+
+def test_a_run_without_a_step_has_a_summary() -> None:
+    summary = Totals().summary(2)
+    assert summary["steps"] == 0
+    assert summary["packs"] == {"count": 0, "fill": None}
+    json.dumps(summary, allow_nan=False)
+
+
+def test_steps_are_counted_once() -> None:
+    totals = Totals()
+    totals.step(metrics(2))
+    with pytest.raises(AssertionError, match="step 2 comes after step 2"):
+        totals.step(metrics(2))
