@@ -190,3 +190,31 @@ def test_peak_memory_grows_with_what_is_held() -> None:
     held[::4096] = b"x" * len(held[::4096])
     assert before > 2**20
     assert peak_memory_bytes() >= before
+
+
+@pytest.mark.parametrize("family", ["Qwen3VL", "Llava", "Gemma3", "SmolVLM"])
+def test_decay_by_name_agrees_with_the_kind_of_layer(family: str) -> None:
+    """Every matrix of a linear or convolution layer decays; nothing of an embedding table or a norm does."""
+    import transformers
+
+    config = getattr(transformers, f"{family}Config")()
+    for part in (config.text_config, config.vision_config):
+        for count in ("num_hidden_layers", "depth"):
+            if hasattr(part, count):
+                setattr(part, count, 1)
+    if hasattr(config.text_config, "layer_types"):
+        config.text_config.layer_types = config.text_config.layer_types[:1]
+    if hasattr(config.vision_config, "deepstack_visual_indexes"):
+        config.vision_config.deepstack_visual_indexes = [0]
+    with torch.device("meta"):
+        model = transformers.AutoModelForImageTextToText.from_config(config)
+    seen = 0
+    for prefix, layer in model.named_modules():
+        for name, parameter in layer.named_parameters(prefix, recurse=False):
+            seen += 1
+            is_matrix = isinstance(layer, nn.Linear | nn.Conv2d | nn.Conv3d) and name.endswith(".weight")
+            if is_matrix and "lm_head" not in name:
+                assert decays(name, parameter), name
+            elif isinstance(layer, nn.Embedding) or "Norm" in type(layer).__name__ or name.endswith("bias"):
+                assert not decays(name, parameter), name
+    assert seen > 10
