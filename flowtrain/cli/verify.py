@@ -1,7 +1,7 @@
 """`flowtrain verify`: prove that the decoupled run computes what one plain Hugging Face process computes (contract C2).
 
-    load ▶ config of the check ▶ launch it, tensors of every step written ▶ reference over the same rows ▶ table, verdict
-     2                                its own exit code on failure                                          0 or 1
+    load ▶ config of the check ▶ launch it, tensors of every step written ▶ reference, same rows ▶ table, verdict
+     2                                its own exit code on failure                                   0 or 1
 
 The check has a folder of its own, `RUN_DIR-verify` or `--out`; the folder of an earlier check is replaced. Tensors are
 kept when the check fails, for a closer look, and removed when it passes.
