@@ -68,8 +68,8 @@ def train(config: Config, resume: str | None = None, verify: bool = False, json_
     from flowtrain.cli.supervise import supervise
     from flowtrain.telemetry.fatal import clear_error
 
-    plan = _plan(config)
     found = find_checkpoint(config.run.dir, resume) if resume is not None else None
+    plan = _plan(config)
     if found is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": found.run_dir})})
     inputs = [read for read in (config.model.path, config.data.train, config.data.eval) if read is not None]

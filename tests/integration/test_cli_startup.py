@@ -1,4 +1,4 @@
-"""The `flowtrain` command as a user starts it: exit codes, last lines, and what a run folder holds when it is refused."""
+"""The `flowtrain` command as a user starts it: exit codes, last lines, and what is left of a refused launch."""
 
 from __future__ import annotations
 

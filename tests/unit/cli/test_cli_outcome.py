@@ -77,11 +77,11 @@ def test_an_understood_failure_is_its_own_sentence(capsys: pytest.CaptureFixture
 
 
 def test_a_bug_names_the_file_with_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(IndexError) as caught:
+        [][0]
     token = failure.run_dir.set(tmp_path)
     try:
-        [][0]
-    except IndexError as error:
-        assert failure.report(error) == 1
+        assert failure.report(caught.value) == 1
     finally:
         failure.run_dir.reset(token)
     lines = capsys.readouterr().err.splitlines()

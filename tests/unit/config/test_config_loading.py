@@ -208,6 +208,21 @@ def test_faults_of_overrides_name_the_override(write: Write, override: str, faul
     assert any(line.startswith(fault) for line in lines), lines
 
 
+@pytest.mark.parametrize(
+    ("text", "num_bytes"),
+    [
+        ("4096", 4096),
+        ("64MiB", 64 * 2**20),
+        ("64 mib", 64 * 2**20),
+        ("1.5GB", 1_500_000_000),
+        ("512B", 512),
+        ("1TiB", 2**40),
+    ],
+)
+def test_byte_sizes_may_have_a_unit(write: Write, text: str, num_bytes: int) -> None:
+    assert load_config(write(f"pool: {{bytes: {text}}}")).config.pool.bytes == num_bytes
+
+
 def test_resolved_yaml_reads_back_to_the_same_config(write: Write, tmp_path: Path) -> None:
     path = write(
         "train: {lr: 3.1e-7, epochs: 2, module_lr: {encoder: 1e-5}, freeze: [projector], clip_norm: null}\n"
