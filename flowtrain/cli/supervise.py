@@ -221,8 +221,8 @@ def _signals() -> Iterator[tuple[deque[signal.Signals], int]]:
         yield received, reading
     finally:
         signal.set_wakeup_fd(wakeup)
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for number, previous in before.items():
+            signal.signal(number, previous)
         os.close(reading)
         os.close(writing)
 
