@@ -16,6 +16,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from flowtrain.config.schema import DataConfig
 from flowtrain.data.blocks import SampleTokens
@@ -56,7 +57,7 @@ class SampleBuilder:
             vision = sum(image.tokens for image in images)
             self._check_length(raw, len(tokens.input_ids), vision)
             if trained == 0:
-                raise BadRow("no-trained-token", f"{raw.where} has no answer of the assistant with anything in it")
+                raise BadRow("no-trained-token", f"the chat template leaves no answer in {raw.where}")
         except BadRow as error:
             return self._skipped(position, row, error.row_id or row_id, error)
         text = len(tokens.input_ids) - vision
@@ -77,6 +78,7 @@ class SampleBuilder:
         )
         ids = np.asarray(encoded["input_ids"], dtype=np.int64)
         trained = np.asarray(trained_mask(encoded["offset_mapping"], spans), dtype=np.bool_)
+        self._refuse_other_media(raw, ids)
         places = ids == self.processor.image_token_id
         if int(places.sum()) != len(images):
             raise BadRow(
@@ -127,8 +129,10 @@ class SampleBuilder:
         return str(text)
 
     def _spans(self, raw: RawRow, text: str) -> list[Span]:
-        if not any(message["role"] == "assistant" for message in raw.messages):
-            raise BadRow("no-trained-token", f"{raw.where} has no turn of the assistant")
+        answers = [message["content"] for message in raw.messages if message["role"] == "assistant"]
+        if not any(part.get("text", "").strip() for content in answers for part in content):
+            what = f"{len(answers)} empty turns" if answers else "no turn"
+            raise BadRow("no-trained-token", f"{raw.where} has {what} of the assistant, so nothing to train")
         if not self._marks:
             return spans_by_prefix(
                 lambda messages, prompt: self._render(messages, prompt, raw),
@@ -154,6 +158,14 @@ class SampleBuilder:
     def _begins_with_bos(self, text: str) -> bool:
         bos = self._tokenizer.bos_token
         return bos is not None and text.startswith(bos)
+
+    def _refuse_other_media(self, raw: RawRow, ids: npt.NDArray[np.int64]) -> None:
+        """A video or audio token in the text would have the model look for inputs that nobody makes."""
+        for kind in ("video", "audio"):
+            token_id = getattr(self.processor, f"{kind}_token_id", None)
+            if token_id is not None and token_id != self.processor.image_token_id and (ids == token_id).any():
+                token = getattr(self.processor, f"{kind}_token", kind)
+                raise BadRow("bad-messages", f"the text of {raw.where} holds {token!r}, and {kind} is not supported")
 
     def _check_length(self, raw: RawRow, tokens: int, vision: int) -> None:
         if tokens > self.max_row_tokens:

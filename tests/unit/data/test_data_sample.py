@@ -144,15 +144,25 @@ def test_rows_that_cannot_be_used(write_rows: Write, builder_of: Build, tmp_path
         "image-undecodable": conversation(images=["page.jpg"]),
         "image-shape": conversation(images=["strip.png"]),
         "image-count": conversation(prompt="<image> and <|image_pad|>"),
-        "bad-messages": {"messages": None},
+        "bad-messages": conversation(prompt="<image> and <|video_pad|>"),
         "too-long": conversation(answer="word " * 2000),
     }
     builder = builder_of(write_rows(*expected.values()))
     assert [reason(builder, row) for row in range(len(expected))] == list(expected)
 
 
-def test_an_empty_answer_trains_its_end_alone(write_rows: Write, builder_of: Build) -> None:
-    assert decoded(builder_of(write_rows(conversation(answer=""))))[1] == "<|im_end|>"
+@pytest.mark.parametrize("answer", ["", "  \n", []])
+def test_an_end_of_turn_alone_is_no_answer(write_rows: Write, builder_of: Build, answer: Any) -> None:
+    """Training it would teach the model to say nothing (every label but that one is masked)."""
+    builder = builder_of(write_rows(conversation(answer)))
+    assert reason(builder) == "no-trained-token"
+    assert reason(unmarked(builder)) == "no-trained-token"
+
+
+def test_one_empty_answer_among_others_is_as_the_template_has_it(write_rows: Write, builder_of: Build) -> None:
+    turns = [("user", "a"), ("assistant", ""), ("user", "b"), ("assistant", "c")]
+    path = write_rows({"messages": [{"role": role, "content": content} for role, content in turns]})
+    assert decoded(builder_of(path))[1] == "<|im_end|>c<|im_end|>"
 
 
 def test_too_many_stored_pixels(write_rows: Write, builder_of: Build) -> None:
