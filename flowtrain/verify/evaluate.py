@@ -174,10 +174,13 @@ def evaluate(
     answers: dict[int, Answer] = {}
     questions = []
     for number in range(total):
+        row_id = f"row-{number}"
         try:
-            questions.append(answerer.question(number, source.row(number)))
+            row = source.row(number)
+            row_id = row.id
+            questions.append(answerer.question(number, row))
         except DataError as error:
-            answers[number] = Answer(getattr(error, "row_id", None) or f"row-{number}", "", None, str(error))
+            answers[number] = Answer(getattr(error, "row_id", None) or row_id, "", None, str(error))
     for group in groups(questions, group_rows):
         readable, images = [], []
         for question in group:

@@ -74,7 +74,7 @@ def test_exact_matches_are_counted(answerer: Answerer, rows: Path) -> None:
     right = {a.id for a in evaluate(answerer, rows, MAX_NEW_TOKENS).answers if a.right}
     assert right == usable.keys()
     wrong = sorted(usable)[:2]
-    with_answers(rows, {row_id: "no such answer" for row_id in wrong})
+    with_answers(rows, dict.fromkeys(wrong, "no such answer"))
     score = evaluate(answerer, rows, MAX_NEW_TOKENS)
     assert {a.id for a in score.answers if a.right} == usable.keys() - set(wrong)
     assert score.exact_match == (len(usable) - 2) / NUM_ROWS

@@ -1,4 +1,4 @@
-"""From the files of a run to the verdict. The files are written as a run writes them, from the reference's own records."""
+"""From the files of a run to the verdict; the files are written as a run writes them, from the reference's records."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ def test_outcome_as_json_and_table(config: Config, steps: list[StepRecord]) -> N
     stored = json.loads(json.dumps(outcome.to_json()))
     assert stored["ok"] is False
     assert stored["modules"] == ["projector"]
-    assert stored["largest"]["gradients/projector"] == pytest.approx(2.0, rel=0.2)
+    assert 1 < stored["largest"]["gradients/projector"] < 2
     failed = [check["name"] for check in stored["checks"] if not check["ok"]]
     assert failed == ["gradients/projector"]
     console = Console(record=True, width=140, file=open("/dev/null", "w"))  # noqa: SIM115
