@@ -7,13 +7,15 @@
 | `off` | nothing | printed (warnings are not silenced) |
 | `auto` | `rich` on a terminal, else `plain` | |
 
-A terminal or pipe that goes away is given up without a word: the run does not depend on being watched.
+A terminal or pipe that goes away is given up with one warning on stderr: the run does not depend on being watched.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
@@ -100,9 +102,19 @@ class Progress:
             return
         try:
             write()
-        except (OSError, ValueError):
-            # Closed pipe or file: there is nobody left to tell.
+        except (OSError, ValueError) as error:
             self._broken = True
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        with suppress(OSError, ValueError):
+            print(f"warning: progress cannot be shown any more ({error})", file=sys.stderr, flush=True)
+        if self._file is sys.stdout:
+            # What is still buffered would fail again when the process flushes at its end: let it go nowhere.
+            with suppress(OSError, ValueError):
+                nowhere = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(nowhere, self._file.fileno())
+                os.close(nowhere)
 
 
 def describe_step(record: Mapping[str, Any]) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from flowtrain.telemetry.mfu import Fleet, total_flops
+from flowtrain.telemetry.mfu import Fleet
 from flowtrain.types import Module
 
 if TYPE_CHECKING:
@@ -160,7 +160,7 @@ class StepMetrics:
             return speed | dict.fromkeys((TFLOPS, MFU, MFU_ENCODER, MFU_BACKBONE))
         shares = fleet.mfu(self.flops, self.seconds)
         return speed | {
-            TFLOPS: total_flops(self.flops) / self.seconds / fleet.num_devices / 1e12,
+            TFLOPS: self.flops.total / self.seconds / fleet.num_devices / 1e12,
             MFU: shares.all,
             MFU_ENCODER: shares.encoder,
             MFU_BACKBONE: shares.backbone,

@@ -32,11 +32,6 @@ class MfuShares(NamedTuple):
     backbone: float
 
 
-def total_flops(flops: StepFlops) -> float:
-    """All training FLOPs of a step."""
-    return float(flops.encoder + flops.projector + flops.backbone)
-
-
 def mfu(step_flops: float, seconds: float, num_devices: int, peak: float) -> float:
     """Percent of `num_devices` devices of `peak` FLOP/s each that `step_flops` in `seconds` use.
 
@@ -84,7 +79,7 @@ class Fleet:
         else:
             on_consumers += flops.projector
         return MfuShares(
-            mfu(total_flops(flops), seconds, 1, self.peak_flops),
+            mfu(flops.total, seconds, 1, self.peak_flops),
             mfu(on_producers, seconds, 1, _sum(self.producers)),
             mfu(on_consumers, seconds, 1, _sum(self.consumers)),
         )

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -68,7 +70,7 @@ def test_off_shows_lines_and_no_steps() -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "rich"])
-def test_a_terminal_that_goes_away_does_not_end_the_run(kind: Any) -> None:
+def test_a_terminal_that_goes_away_does_not_end_the_run(kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = io.StringIO()
     progress = Progress(kind, 10, file)
     progress.step(RECORD)
@@ -76,6 +78,38 @@ def test_a_terminal_that_goes_away_does_not_end_the_run(kind: Any) -> None:
     progress.step(RECORD | {"step": 4})
     progress.line("text")
     progress.close()
+    assert capsys.readouterr().err.count("progress cannot be shown any more") == 1
+
+
+PIPED = """
+import sys
+from flowtrain.telemetry.console import Progress
+progress = Progress("plain", 10)
+sys.stdin.readline()
+for _ in range(3):
+    progress.line("text")
+progress.close()
+sys.stdout.flush()
+"""
+
+
+def test_a_closed_pipe_does_not_change_the_exit_code() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", PIPED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdout.close()
+        process.stdin.write("go\n")
+        process.stdin.close()
+        lines = process.stderr.read().splitlines()
+        assert process.wait(timeout=60) == 0
+    assert lines == ["warning: progress cannot be shown any more ([Errno 32] Broken pipe)"]
 
 
 def test_the_time_left_follows_the_step_time() -> None:
