@@ -31,7 +31,7 @@ QWEN3_VL = "qwen3_vl"
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
-    """The backbone: `layers` decoder layers with grouped-query attention and an MLP of three (gated) or two matrices."""
+    """The backbone: decoder layers with grouped-query attention and an MLP of three (gated) or two matrices."""
 
     hidden: int
     layers: int
@@ -125,7 +125,7 @@ class ModelShape:
     image_token_id: int
 
     def features(self, cut: Cut) -> tuple[FeatureSpec, ...]:
-        """The tensors of one sample that cross the cut, in order; Qwen3-VL: the last level, then each deep-stack one."""
+        """The tensors of one sample that cross the cut, in order; Qwen3-VL: last level, then each deep-stack one."""
         after = cut is Cut.AFTER_PROJECTOR
         spec = FeatureSpec("token", self.projector.width_out) if after else FeatureSpec("patch", self.vision.hidden)
         return (spec,) * self.projector.num_mergers

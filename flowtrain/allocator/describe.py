@@ -1,0 +1,65 @@
+"""A plan as a table for people, and as plain data for `plan.yaml` and the decision log."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from flowtrain.allocator.layout import layout_text, parse_layout
+from flowtrain.plan import ModulePlan, Plan, RankPlan
+from flowtrain.types import Role
+
+
+def plan_to_dict(plan: Plan) -> dict[str, Any]:
+    """JSON and YAML ready; `plan_from_dict` reads it back."""
+    return {
+        "placement": plan.placement,
+        "producers": _side_to_dict(plan.producers),
+        "consumers": _side_to_dict(plan.consumers),
+        "readers": plan.readers,
+        "cpus": plan.cpus,
+        "pool_bytes": plan.pool_bytes,
+    }
+
+
+def plan_from_dict(values: Mapping[str, Any]) -> Plan:
+    return Plan(
+        placement=values["placement"],
+        producers=_side_from_dict(Role.PRODUCER, values["producers"]),
+        consumers=_side_from_dict(Role.CONSUMER, values["consumers"]),
+        readers=values["readers"],
+        cpus=values["cpus"],
+        pool_bytes=values["pool_bytes"],
+    )
+
+
+def describe_plan(plan: Plan) -> str:
+    """One line for each kind of process."""
+    rows = [("role", "processes", "layout", "device", "threads each", "pool segment each")]
+    rows.append(("reader", str(plan.readers), "", "cpu", "1", ""))
+    for side in (plan.producers, plan.consumers):
+        first = side.ranks[0]
+        segment = _mebibytes(first.segment_bytes) if first.segment_bytes else ""
+        layout, threads = layout_text(side.layout), str(first.threads)
+        rows.append((side.role.value, str(len(side.ranks)), layout, first.device, threads, segment))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    title = f"plan: {plan.placement}, {plan.cpus} cores, pool of {_mebibytes(plan.pool_bytes)}"
+    return "\n".join([title, *lines])
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:.4g} MiB"
+
+
+def _side_to_dict(side: ModulePlan) -> dict[str, Any]:
+    ranks = [{"device": r.device, "threads": r.threads, "segment_bytes": r.segment_bytes} for r in side.ranks]
+    return {"layout": layout_text(side.layout), "ranks": ranks}
+
+
+def _side_from_dict(role: Role, values: Mapping[str, Any]) -> ModulePlan:
+    ranks = tuple(
+        RankPlan(role, number, rank["device"], rank["threads"], rank["segment_bytes"])
+        for number, rank in enumerate(values["ranks"])
+    )
+    return ModulePlan(role, parse_layout(values["layout"], f"{role}s.layout"), ranks)

@@ -1,0 +1,167 @@
+"""Makes the plan: what the config says is kept, what it leaves open is filled by the policy (pure, contract C10).
+
+1. Number of processes: `num` or `layout`, else the policy's choice.
+2. Devices: what `device` says; `auto` takes GPUs for the consumers first (the backbone is the dearer part), then for
+   the producers, a whole side or none of it.
+3. Threads: what `threads` says; the cores left are divided evenly among the processes that say nothing.
+4. Pool: `pool.bytes` divided evenly among the producers, in whole pages.
+5. Refused, with both numbers: more threads than cores where that is not allowed, more GPUs or memory than there are, a
+   pool that cannot hold one full row for each rank.
+
+Readers are not counted among the processes on cores: they tokenise in the gaps of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from flowtrain.allocator.inventory import Inventory
+from flowtrain.allocator.layout import parse_layout
+from flowtrain.allocator.room import PAGE_BYTES, pool_room
+from flowtrain.config.schema import Config, SideConfig
+from flowtrain.errors import PlanError
+from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan
+from flowtrain.shapes import ModelShape
+from flowtrain.types import Role
+
+SHM_BYTES = 96 * 2**20
+"""What the object store of a local run takes of /dev/shm, for token ids only; the pool takes none."""
+
+Sizes = Mapping[Role, int]
+
+
+def uniform(config: Config, shape: ModelShape, inventory: Inventory) -> dict[Role, int]:
+    """One process for each side that leaves its number open."""
+    return {Role.PRODUCER: 1, Role.CONSUMER: 1}
+
+
+POLICIES: dict[str, Callable[[Config, ModelShape, Inventory], dict[Role, int]]] = {"uniform": uniform}
+"""Name in `allocation.policy` → number of processes for the sides that leave it open."""
+
+
+def make_plan(config: Config, shape: ModelShape, inventory: Inventory) -> Plan:
+    """The plan of a run on this inventory.
+
+    Raises:
+        PlanError: it does not fit; the sentence has both numbers and the key to change.
+    """
+    sides: dict[Role, SideConfig] = {Role.PRODUCER: config.producers, Role.CONSUMER: config.consumers}
+    open_sizes = POLICIES[config.allocation.policy](config, shape, inventory)
+    layouts = {role: _layout(role, side, open_sizes[role]) for role, side in sides.items()}
+    sizes = {role: layout.world_size for role, layout in layouts.items()}
+    colocated = config.placement == "colocated"
+    on_gpu = _devices(config, sides, sizes, inventory)
+    threads = _threads(sides, sizes, inventory.cpus, colocated)
+    segment_bytes = config.pool.bytes // sizes[Role.PRODUCER] // PAGE_BYTES * PAGE_BYTES
+    modules = {}
+    for role in sides:
+        ranks = tuple(
+            RankPlan(
+                role,
+                rank,
+                "cuda:0" if on_gpu[role] else "cpu",
+                threads[role],
+                segment_bytes if role is Role.PRODUCER else 0,
+            )
+            for rank in range(sizes[role])
+        )
+        modules[role] = ModulePlan(role, layouts[role], ranks)
+    plan = Plan(
+        placement=config.placement,
+        producers=modules[Role.PRODUCER],
+        consumers=modules[Role.CONSUMER],
+        readers=config.data.readers,
+        cpus=inventory.cpus,
+        pool_bytes=segment_bytes * sizes[Role.PRODUCER],
+    )
+    _check_cores(config, plan)
+    _check_memory(config, plan, inventory)
+    pool_room(config, shape, plan)
+    return plan
+
+
+def plan_warnings(config: Config, plan: Plan, inventory: Inventory) -> list[str]:
+    """What runs, and not as well as it could; one line each."""
+    found = []
+    need = num_threads(plan)
+    if config.cluster.address is None and need > plan.cpus and config.cluster.oversubscribe is None:
+        found.append(
+            f"producers and consumers have {need} threads and this machine has {plan.cpus} cores: they share them "
+            f"(cluster.oversubscribe: true silences this, false refuses it)"
+        )
+    modules = (("producers", config.producers, plan.producers), ("consumers", config.consumers, plan.consumers))
+    for name, side, module in modules:
+        if inventory.gpus and side.device == "auto" and module.ranks[0].device == "cpu":
+            found.append(
+                f"the {name} run on the CPU: not enough GPUs are left of {inventory.gpus} ({name}.device: cpu silences this)"
+            )
+    if plan.placement == "disaggregated" and config.cluster.address is None and inventory.shm_bytes < SHM_BYTES:
+        found.append(
+            f"/dev/shm has {inventory.shm_bytes} bytes free and token ids take up to {SHM_BYTES}: they go to disk, "
+            f"which is slower (enlarge /dev/shm)"
+        )
+    return found
+
+
+def num_threads(plan: Plan) -> int:
+    """CPU threads of all producers and consumers; colocated, both are one process."""
+    of_sides = [sum(rank.threads for rank in side.ranks) for side in (plan.producers, plan.consumers)]
+    return max(of_sides) if plan.placement == "colocated" else sum(of_sides)
+
+
+def _layout(role: Role, side: SideConfig, open_size: int) -> Layout:
+    if side.layout is not None:
+        return parse_layout(side.layout, f"{role}s.layout")
+    return Layout(dp_replicate=side.num or open_size)
+
+
+def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inventory: Inventory) -> dict[Role, bool]:
+    """Whether each side runs on GPUs, one a process."""
+    chosen = {role: side.device == "cuda" for role, side in sides.items()}
+    wanted = {role: side.device != "cpu" for role, side in sides.items()}
+    if config.placement == "colocated":
+        if any(chosen.values()) and inventory.gpus < 1:
+            raise PlanError("producers.device or consumers.device is cuda and this machine has 0 GPUs: set it to cpu")
+        return {role: wanted[role] and inventory.gpus > 0 for role in sides}
+    needed = sum(sizes[role] for role in sides if chosen[role])
+    if config.cluster.address is None and needed > inventory.gpus:
+        raise PlanError(
+            f"producers.device and consumers.device ask for {needed} GPUs and this machine has {inventory.gpus}: "
+            f"lower `num`, or set `device: cpu`"
+        )
+    left = inventory.gpus - needed
+    for role in (Role.CONSUMER, Role.PRODUCER):
+        if wanted[role] and not chosen[role] and sizes[role] <= left:
+            chosen[role] = True
+            left -= sizes[role]
+    return chosen
+
+
+def _threads(sides: Mapping[Role, SideConfig], sizes: Sizes, cpus: int, colocated: bool) -> dict[Role, int]:
+    if colocated:
+        asked = [side.threads for side in sides.values() if side.threads is not None]
+        return dict.fromkeys(sides, max(asked, default=cpus))
+    taken = sum((side.threads or 0) * sizes[role] for role, side in sides.items())
+    num_open = sum(sizes[role] for role, side in sides.items() if side.threads is None)
+    share = max(1, (cpus - taken) // num_open) if num_open else 1
+    return {role: side.threads or share for role, side in sides.items()}
+
+
+def _check_cores(config: Config, plan: Plan) -> None:
+    """On a cluster the cores are the cluster's: Ray is asked once it is there."""
+    on_cpu = all(rank.device == "cpu" for side in (plan.producers, plan.consumers) for rank in side.ranks)
+    allowed = on_cpu if config.cluster.oversubscribe is None else config.cluster.oversubscribe
+    need = num_threads(plan)
+    if config.cluster.address is None and need > plan.cpus and not allowed:
+        raise PlanError(
+            f"{len(plan.producers.ranks)} producers and {len(plan.consumers.ranks)} consumers need {need} cores and "
+            f"this machine has {plan.cpus}: lower `num` or `threads`, or set cluster.oversubscribe: true"
+        )
+
+
+def _check_memory(config: Config, plan: Plan, inventory: Inventory) -> None:
+    if config.cluster.address is None and plan.pool_bytes > inventory.memory_bytes:
+        raise PlanError(
+            f"pool.bytes is {plan.pool_bytes} and this machine has {inventory.memory_bytes} bytes of memory free: "
+            f"lower pool.bytes"
+        )
