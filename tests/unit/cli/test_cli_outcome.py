@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -90,3 +92,25 @@ def test_a_bug_names_the_file_with_its_traceback(tmp_path: Path, capsys: pytest.
     file = tmp_path / "launcher-traceback.txt"
     assert str(file) in lines[0]
     assert "[][0]" in file.read_text()
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_a_command_in_order(number: signal.Signals, code: int) -> None:
+    program = (
+        "import sys, time\n"
+        "from flowtrain.cli import failure\n"
+        "failure.raise_on_signals()\n"
+        "try:\n"
+        "    try:\n        print('ready', flush=True)\n        time.sleep(60)\n"
+        "    finally:\n        print('cleaned up', flush=True)\n"
+        "except BaseException as error:\n    sys.exit(failure.report(error))\n"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        output, errors = process.communicate(timeout=20)
+    assert (process.returncode, output) == (code, "cleaned up\n")
+    assert number.name in errors.splitlines()[-1]
