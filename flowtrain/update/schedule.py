@@ -56,3 +56,19 @@ def learning_rates(train: TrainConfig, step: int, total_steps: int) -> dict[Modu
         for module in Module
         if module.value not in train.freeze
     }
+
+
+def horizon_note(train: TrainConfig, step: int, old_total: int, new_total: int) -> str | None:
+    """One sentence for a run that goes on after `step` with another number of steps than it began with (K12).
+
+    None when the number, or the rate at the joint, is the same.
+    """
+    if old_total == new_total:
+        return None
+    before, after = (train.lr * rate_factor(train, step + 1, total) for total in (old_total, new_total))
+    if before == after:
+        return None
+    return (
+        f"the run had {old_total} steps when its checkpoint was saved and has {new_total} now: the learning rate of step "
+        f"{step + 1} is {after:.3g} where it would have been {before:.3g}"
+    )

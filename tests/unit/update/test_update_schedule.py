@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowtrain.config.schema import TrainConfig
 from flowtrain.types import Module
 from flowtrain.update.clip import clip_factor
-from flowtrain.update.schedule import learning_rates, num_warmup_steps, rate_factor
+from flowtrain.update.schedule import horizon_note, learning_rates, num_warmup_steps, rate_factor
 
 SHAPES = ("cosine", "linear", "constant")
 
@@ -93,3 +93,14 @@ def test_clip_factor_is_torchs(norm: float, bound: float) -> None:
     assert ours == pytest.approx(parameter.grad.item(), rel=1e-12, abs=1e-300)
     assert clip_factor(norm, bound) <= 1.0
     assert clip_factor(norm, None) == 1.0
+
+
+def test_a_changed_horizon_is_told_with_both_numbers_and_both_rates() -> None:
+    train = TrainConfig(lr=1e-3, schedule="linear", warmup_steps=0)
+    assert horizon_note(train, 50, 100, 100) is None
+    assert horizon_note(TrainConfig(schedule="constant", warmup_steps=0), 50, 100, 200) is None
+    note = horizon_note(train, 50, 100, 200)
+    assert note is not None
+    assert "had 100 steps" in note
+    assert "has 200 now" in note
+    assert note.endswith("of step 51 is 0.00075 where it would have been 0.0005")
