@@ -69,6 +69,6 @@ def horizon_note(train: TrainConfig, step: int, old_total: int, new_total: int) 
     if before == after:
         return None
     return (
-        f"the run had {old_total} steps when its checkpoint was saved and has {new_total} now: the learning rate of step "
-        f"{step + 1} is {after:.3g} where it would have been {before:.3g}"
+        f"the run had {old_total} steps when its checkpoint was saved and has {new_total} now: the learning rate of "
+        f"step {step + 1} is {after:.3g} where it would have been {before:.3g}"
     )
