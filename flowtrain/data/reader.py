@@ -16,6 +16,7 @@ from flowtrain.config.schema import Config
 from flowtrain.data.blocks import BlockRead, PayloadBlock, SampleTokens
 from flowtrain.data.order import Order
 from flowtrain.data.sample import SampleBuilder, check_expansion
+from flowtrain.data.show import first_sample_text
 from flowtrain.data.sources import open_source
 from flowtrain.errors import DataError
 from flowtrain.types import Phase, SampleMeta, SkippedRow
@@ -45,6 +46,11 @@ class ReaderStage:
                 rows.append(built[0])
                 tokens.append(built[1])
         return BlockRead(phase, number, start, tuple(rows)), PayloadBlock.of(tokens)
+
+    def first_sample(self) -> str | None:
+        """The run's first usable training sample as text with its label mask, for the start of a run."""
+        order, builder = self._open(Phase.TRAIN)
+        return first_sample_text(builder, order)
 
     def close(self) -> None:
         self._rows.clear()

@@ -6,16 +6,16 @@ Used at the start of a run (one sample with its mask) and by `flowtrain data sho
 from __future__ import annotations
 
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
 
+from flowtrain.config.schema import Config
 from flowtrain.data.blocks import SampleTokens
-from flowtrain.types import Phase, SkippedRow
-
-if TYPE_CHECKING:
-    from flowtrain.config.schema import Config
+from flowtrain.data.order import Order
+from flowtrain.data.sample import SampleBuilder
+from flowtrain.types import SkippedRow
 
 _FIRST_ROWS = 100
 """Rows of the run's order among which one to show is looked for."""
@@ -71,17 +71,12 @@ def half_blocks(picture: Image.Image, max_columns: int, max_rows: int) -> list[l
     return [list(zip(colours[y], colours[y + 1], strict=True)) for y in range(0, height, 2)]
 
 
-def sample_text(config: Config) -> str | None:
+def first_sample_text(builder: SampleBuilder, order: Order) -> str | None:
     """What the start of a run prints: its first usable sample with the mask, and the share of it that is trained.
 
     None when none of the first rows can be used; the run itself then tells why.
     """
-    from flowtrain.data.order import Order
-    from flowtrain.data.survey import open_builder
-
-    builder = open_builder(config, Phase.TRAIN)
-    order = Order(len(builder.source), config.run.seed)
-    for position in range(min(_FIRST_ROWS, len(builder.source))):
+    for position in range(min(_FIRST_ROWS, order.num_rows)):
         built = builder.build(position, order.row(position), 0, 0)
         if not isinstance(built, SkippedRow):
             sample, tokens = built
@@ -89,3 +84,10 @@ def sample_text(config: Config) -> str | None:
             told = f"row {sample.id}: {sample.tokens} tokens, {sample.trained_tokens} of them trained ({share:.0f} %)"
             return f"{told}\n{masked_text(builder.processor, tokens).rstrip()}"
     return None
+
+
+def sample_text(config: Config) -> str | None:
+    """`first_sample_text` of a run; where a reader stage is at hand, its `first_sample` saves loading the processor."""
+    from flowtrain.data.reader import ReaderStage
+
+    return ReaderStage(config).first_sample()

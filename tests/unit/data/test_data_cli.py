@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,11 +13,13 @@ import typer
 from data_rows import EXAMPLES, conversation
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.console import Console
 from typer.testing import CliRunner
 
 from flowtrain.cli import data as command
-from flowtrain.data.survey import percentile
+from flowtrain.data.survey import open_builder, percentile
 from flowtrain.errors import DataError
+from flowtrain.types import Phase
 
 Write = Callable[..., Path]
 
@@ -76,6 +79,16 @@ def test_show_finds_rows_by_number_and_by_id(tmp_path: Path) -> None:
     assert "row 3 · emoji-05603" in printed
     with pytest.raises(DataError, match=r"has no row emoji-9: it has 5600 rows"):
         run("show", job, "--row", "emoji-9")
+
+
+def test_show_on_a_terminal_colours_the_mask_and_draws_the_pictures(emoji: Any) -> None:
+    file = io.StringIO()
+    console = Console(file=file, force_terminal=True, color_system="truecolor", width=120)
+    command._show_row(open_builder(emoji, Phase.TRAIN), 1, console)
+    printed = file.getvalue()
+    assert "\x1b[1;32mfirst quarter moon symbol<|im_end|>" in printed
+    assert "⟦" not in printed
+    assert printed.count("▀") == 24 * 12
 
 
 def test_show_tells_why_a_row_cannot_be_used(write_rows: Write, config_of: Write, tmp_path: Path) -> None:

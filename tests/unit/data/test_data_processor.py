@@ -81,5 +81,5 @@ def test_code_in_the_folder_runs_only_when_asked(emoji: Config, folder: Path) ->
     settings["processor_class"] = "OwnProcessor"
     path.write_text(json.dumps(settings))
     (folder / "own.py").write_text("raise SystemExit('the code of the folder ran')\n")
-    with pytest.raises(ConfigError, match=r"model\.path: .*model"):
+    with pytest.raises(ConfigError, match=r"needs Python code of its own: .*model\.trust_remote_code: true"):
         load_processor(folder, emoji)

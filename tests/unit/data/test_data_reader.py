@@ -89,8 +89,10 @@ def test_an_empty_file_is_told(emoji: Config, tmp_path: Path) -> None:
 
 
 def test_the_shown_sample_is_the_first_of_the_run(digits: Config) -> None:
-    text = sample_text(digits)
-    read, _ = ReaderStage(digits).read(Phase.TRAIN, 0, 1, 0)
+    reader = ReaderStage(digits)
+    text = reader.first_sample()
+    assert text == sample_text(digits)
+    read, _ = reader.read(Phase.TRAIN, 0, 1, 0)
     assert text is not None
     assert text.startswith(f"row {read.rows[0].id}: 22 tokens, 2 of them trained (9 %)")
     answer = open_source(digits.data.train).row(read.rows[0].row).messages[1]["content"][0]["text"]
