@@ -249,7 +249,9 @@ class Controller:
             if not end.done or not self._may_record(index):
                 break
             self.ledger.record(index, max(report.max_memory_bytes for report in end.updates.values()))
-            self.checkpoints.recorded(index, {"totals": self.ledger.totals_state()})
+            self.checkpoints.recorded(
+                index, {"totals": self.ledger.totals_state(), "total_steps": self.schedule.total_steps}
+            )
             del self._updating[index]
         for folder in self.checkpoints.complete():
             self.ledger.saved(folder)

@@ -143,7 +143,7 @@ class RayExecutor:
         """The stage's own exception, or a `LostProcessError` naming the process."""
         if isinstance(error, RayTaskError):
             cause = error.cause if isinstance(error.cause, BaseException) else error
-            cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get((role, rank))}):\n{error.traceback_str}")
+            cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get((role, rank))}):\n{error}")
             return cause
         if isinstance(error, (ActorDiedError, ActorUnavailableError, RayActorError)):
             pid = self._pids.get((role, rank))

@@ -35,6 +35,7 @@ from flowtrain.shapes import ModelShape, payload_bytes, read_shape
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.trace import join_traces
 from flowtrain.types import Module, Role, SampleMeta
+from flowtrain.update.schedule import horizon_note
 
 BLOCK_ROWS = 64
 """Rows of one payload block: large enough to make calls rare, small enough to start early."""
@@ -89,10 +90,13 @@ def execute(
     inventory = local_inventory()
     plan = make_plan(config, shape, inventory)
     inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
+    total = _schedule(inputs).total_steps
     with ExitStack() as stack:
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
-        ledger = Ledger(config, shape, plan, files, state, _schedule(inputs).total_steps)
+        ledger = Ledger(config, shape, plan, files, state, total)
         try:
+            if state and (note := horizon_note(config.train, state["step"], state["total_steps"], total)):
+                ledger.line(note)
             for warning in plan_warnings(config, plan, inventory):
                 ledger.line(f"warning: {warning}")
             _train(inputs, ledger, files, stop, executor or _executor(config, plan, stop, stack), dump)

@@ -35,9 +35,7 @@ from flowtrain.telemetry.tables import ParameterRow
 from flowtrain.telemetry.trace import TraceFile
 from flowtrain.types import Phase, Role
 
-SPANNED = frozenset(
-    {"configure", "restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"}
-)
+SPANNED = frozenset({"restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"})
 """Methods whose name is kept in the span file, so that an abort can be told from outside."""
 
 
@@ -116,6 +114,11 @@ class StageSlot:
         row = 100 * list(Role).index(rank_plan.role) + rank_plan.rank
         trace = TraceFile(Path(spec.run_dir), name, row) if config.run.trace else None
         self.spans = Spans(Path(spec.run_dir) / "spans" / name, trace)
+        with self.spans("configure"):
+            return self._build(spec, config, store)
+
+    def _build(self, spec: StageSpec, config: Config, store: Any) -> StageReport:
+        rank_plan = spec.rank_plan
         if rank_plan.role is Role.READER:
             from flowtrain.data.reader import ReaderStage
 

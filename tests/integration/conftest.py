@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from integration_runs import EXAMPLES, Train, make_config
 
-from flowtrain.config.loading import load_config
-from flowtrain.config.schema import ClusterConfig, Config
+from flowtrain.config.schema import ClusterConfig
 from flowtrain.plan import RankPlan
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.ray_executor import RayExecutor
 from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.types import Role
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
-QUIET = ("telemetry.progress=off", "checkpoint.export=false", "cluster.oversubscribe=true")
 
 
 @pytest.fixture(scope="session")
@@ -35,15 +33,6 @@ def actors() -> Iterator[RayExecutor]:
     finally:
         executor.close()
         cluster.close()
-
-
-def make_config(example: str, run_dir: Path, *overrides: str) -> Config:
-    """An example's config with a run folder of its own; one thread for each process."""
-    path = EXAMPLES / example / f"{example}.yaml"
-    return load_config(path, [*QUIET, f"run.dir={run_dir}", *overrides]).config
-
-
-Train = Callable[..., Path]
 
 
 @pytest.fixture
@@ -69,3 +58,20 @@ def copy_of(tmp_path: Path) -> Callable[[Path, str], Path]:
         return Path(shutil.copytree(run_dir, tmp_path / name))
 
     return copy
+
+
+@pytest.fixture(scope="session")
+def text_only_rows(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Emoji rows in which whole steps of eight rows have no image: eight rows with images, then many without.
+
+    Rows are shuffled, so the share is what counts: with two rows in a hundred that have an image, most steps have none.
+    """
+    source = EXAMPLES / "emoji" / "data" / "train.jsonl"
+    with_images, without = [], []
+    for line in source.read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        row["images"] = [str(source.parent / image) for image in row.get("images") or []]
+        (with_images if row["images"] else without).append(json.dumps(row))
+    path = tmp_path_factory.mktemp("rows") / "text.jsonl"
+    path.write_text("\n".join([*with_images[:6], *without[:60]]) + "\n", encoding="utf-8")
+    return path
