@@ -93,7 +93,8 @@ def plan_warnings(config: Config, plan: Plan, inventory: Inventory) -> list[str]
     for name, side, module in modules:
         if inventory.gpus and side.device == "auto" and module.ranks[0].device == "cpu":
             found.append(
-                f"the {name} run on the CPU: not enough GPUs are left of {inventory.gpus} ({name}.device: cpu silences this)"
+                f"the {name} run on the CPU: not enough of the {inventory.gpus} GPUs are left "
+                f"({name}.device: cpu silences this)"
             )
     if plan.placement == "disaggregated" and config.cluster.address is None and inventory.shm_bytes < SHM_BYTES:
         found.append(
