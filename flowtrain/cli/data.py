@@ -162,7 +162,10 @@ def _show_row(builder: SampleBuilder, number: int, console: Console) -> dict[str
     else:
         console.print(Text(masked_text(builder.processor, tokens)), soft_wrap=True)
     if sample.images:
-        table = Table("image", "width × height", "patches", "tokens", title="images", title_justify="left")
+        table = Table()
+        table.add_column("image", overflow="fold")
+        for heading in ("width × height", "patches", "tokens"):
+            table.add_column(heading, justify="right", no_wrap=True)
         refs = builder.source.row(number).images
         for ref, image in zip(refs, sample.images, strict=True):
             table.add_row(Text(ref.label), f"{image.width} × {image.height}", str(image.patches), str(image.tokens))
