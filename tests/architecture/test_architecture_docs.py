@@ -31,14 +31,16 @@ INLINE = re.compile(r"`(flowtrain [a-z][^`]*|scripts/[^`]*|\.ci/[^`]*)`")
 SCHEMA_CHANGED = "the config schema has changed: run `python scripts/config_reference.py`"
 
 
-def script(name: str) -> ModuleType:
-    """A module of scripts/, which is no package."""
-    spec = importlib.util.spec_from_file_location(name, ROOT / "scripts" / f"{name}.py")
+@cache
+def module(path: str) -> ModuleType:
+    """A Python file that belongs to no package."""
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec is not None
     assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    loaded = importlib.util.module_from_spec(spec)
+    sys.modules[loaded.__name__] = loaded  # dataclasses look their module up
+    spec.loader.exec_module(loaded)
+    return loaded
 
 
 def commands_of(page: str) -> Iterator[list[str]]:
@@ -107,7 +109,7 @@ def test_files_named_in_commands_exist() -> None:
 
 
 def test_readme_has_the_two_setup_commands_on_one_line_each() -> None:
-    commands = script("readme_command").readme_commands((ROOT / "README.md").read_text(encoding="utf-8"))
+    commands = module("scripts/readme_command.py").readme_commands((ROOT / "README.md").read_text(encoding="utf-8"))
     assert set(commands) == {"digits", "test"}
     for command in commands.values():
         assert "\n" not in command
@@ -125,7 +127,7 @@ def test_scripts_are_executable_and_parse(name: str) -> None:
 
 
 def test_config_page_is_the_schemas() -> None:
-    reference = script("config_reference")
+    reference = module("scripts/config_reference.py")
     page = reference.PAGE.read_text(encoding="utf-8")
     assert page == reference.page_with_reference(page), SCHEMA_CHANGED
 
@@ -140,16 +142,13 @@ def test_example_config_has_only_known_keys(name: str) -> None:
         if isinstance(value, dict)
         for key in value
     }
-    known = set(re.findall(r"^\| `([\w.]+)`", script("config_reference").reference(), re.MULTILINE))
+    known = set(re.findall(r"^\| `([\w.]+)`", module("scripts/config_reference.py").reference(), re.MULTILINE))
     assert {key for key in keys if key not in known and not any(name.startswith(f"{key}.") for name in known)} == set()
 
 
 @pytest.mark.parametrize("name", ["digits", "emoji"])
 def test_example_model_folder_is_made_by_its_script(name: str, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, ROOT / "examples/make_model.py", name, tmp_path], capture_output=True, timeout=100, check=False
-    )
-    assert done.returncode == 0, done.stderr.decode()
+    module("examples/make_model.py").make_model(name, tmp_path)
     committed = ROOT / f"examples/{name}/model"
     made = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert sorted(made) == sorted(path.name for path in committed.iterdir())
