@@ -20,8 +20,6 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from flowtrain.shapes import payload_bytes, read_shape
-
 from benchmarks.record import Check, Result, main
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
@@ -31,6 +29,7 @@ from flowtrain.data.sample import SampleBuilder
 from flowtrain.data.sources import open_source
 from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.pool.block import block_bytes
+from flowtrain.shapes import payload_bytes, read_shape
 from flowtrain.types import SampleMeta, SkippedRow, Step
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples/emoji/emoji.yaml"
