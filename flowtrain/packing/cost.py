@@ -1,4 +1,4 @@
-"""Predicted time of samples on the two sides, in FLOPs: linear in tokens and patches, quadratic within a sample or image.
+"""Predicted time of samples on both sides, in FLOPs: linear in tokens and patches, quadratic within a sample or image.
 
     pack_cost    Σ samples   token · ℓ  +  token_pair · ℓ²  +  trained_token · t  +  projected_patch · p
     encode_cost  Σ images    patch · p  +  patch_pair · p²

@@ -1,0 +1,156 @@
+"""Plans: what is kept, filled, refused with both numbers, warned of, and written and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowtrain.allocator import (
+    Inventory,
+    describe_plan,
+    make_plan,
+    plan_from_dict,
+    plan_to_dict,
+    plan_warnings,
+    pool_room,
+)
+from flowtrain.allocator.layout import layout_text, parse_layout
+from flowtrain.allocator.room import BLOCK_HEADER_BYTES, largest_block_bytes
+from flowtrain.config.schema import Config
+from flowtrain.errors import PlanError
+from flowtrain.plan import Layout, Plan
+from flowtrain.pool.arena import RingArena
+from flowtrain.pool.block import HEADER_BYTES
+from flowtrain.shapes import ModelShape, read_shape
+
+GIB = 2**30
+TWO_CORES = Inventory(cpus=2, gpus=0, memory_bytes=8 * GIB, shm_bytes=GIB)
+
+
+def config(emoji: Path, **sections: Any) -> Config:
+    required = {"model": {"path": emoji / "model"}, "data": {"train": emoji / "data/train.jsonl"}}
+    return Config.model_validate({**required, **sections})
+
+
+@pytest.fixture
+def shape(emoji: Path) -> ModelShape:
+    return read_shape(emoji / "model")
+
+
+def threads(plan: Plan) -> tuple[list[int], list[int]]:
+    return [rank.threads for rank in plan.producers.ranks], [rank.threads for rank in plan.consumers.ranks]
+
+
+def test_open_sizes_are_one_each_and_cores_are_divided(emoji: Path, shape: ModelShape) -> None:
+    assert threads(make_plan(config(emoji), shape, TWO_CORES)) == ([1], [1])
+    many = Inventory(16, 0, 8 * GIB, GIB)
+    plan = make_plan(config(emoji, producers={"num": 2}, consumers={"threads": 4}), shape, many)
+    assert threads(plan) == ([6, 6], [4])
+
+
+def test_colocated_is_one_process_with_all_cores(emoji: Path, shape: ModelShape) -> None:
+    plan = make_plan(config(emoji, mode="monolithic"), shape, Inventory(6, 0, 8 * GIB, 0))
+    assert (plan.placement, threads(plan)) == ("colocated", ([6], [6]))
+    assert plan_warnings(config(emoji, mode="monolithic"), plan, Inventory(6, 0, 8 * GIB, 0)) == []
+
+
+def test_more_processes_than_cores(emoji: Path, shape: ModelShape) -> None:
+    open_ = config(emoji, producers={"num": 3}, consumers={"num": 2})
+    plan = make_plan(open_, shape, TWO_CORES)
+    assert [line for line in plan_warnings(open_, plan, TWO_CORES) if "5 threads" in line and "2 cores" in line]
+    allowed = config(emoji, producers={"num": 3}, consumers={"num": 2}, cluster={"oversubscribe": True})
+    assert plan_warnings(allowed, make_plan(allowed, shape, TWO_CORES), TWO_CORES) == []
+    refused = config(emoji, producers={"num": 3}, consumers={"num": 2}, cluster={"oversubscribe": False})
+    with pytest.raises(PlanError, match="need 5 cores and this machine has 2") as error:
+        make_plan(refused, shape, TWO_CORES)
+    assert error.value.exit_code == 4
+
+
+def test_devices(emoji: Path, shape: ModelShape) -> None:
+    def devices(gpus: int, **sections: Any) -> tuple[str, str]:
+        plan = make_plan(config(emoji, **sections), shape, Inventory(8, gpus, 8 * GIB, GIB))
+        return plan.producers.ranks[0].device, plan.consumers.ranks[0].device
+
+    assert devices(0) == ("cpu", "cpu")
+    assert devices(1) == ("cpu", "cuda:0")
+    assert devices(2) == ("cuda:0", "cuda:0")
+    assert devices(2, consumers={"device": "cpu"}) == ("cuda:0", "cpu")
+    assert devices(1, mode="monolithic") == ("cuda:0", "cuda:0")
+    with pytest.raises(PlanError, match="ask for 2 GPUs and this machine has 1"):
+        devices(1, producers={"device": "cuda"}, consumers={"device": "cuda"})
+
+
+def test_a_side_left_on_the_cpu_is_told(emoji: Path, shape: ModelShape) -> None:
+    one_gpu = Inventory(8, 1, 8 * GIB, GIB)
+    plan = make_plan(config(emoji), shape, one_gpu)
+    assert [line for line in plan_warnings(config(emoji), plan, one_gpu) if line.startswith("the producers run on")]
+
+
+def test_pool_is_divided_in_whole_pages(emoji: Path, shape: ModelShape) -> None:
+    plan = make_plan(config(emoji, producers={"num": 3}, pool={"bytes": "64MiB"}), shape, TWO_CORES)
+    segments = [rank.segment_bytes for rank in plan.producers.ranks]
+    assert segments == [64 * 2**20 // 3 // 4096 * 4096] * 3
+    assert plan.pool_bytes == sum(segments)
+    assert all(rank.segment_bytes == 0 for rank in plan.consumers.ranks)
+
+
+def test_pool_above_memory_is_refused(emoji: Path, shape: ModelShape) -> None:
+    small = Inventory(2, 0, 32 * 2**20, GIB)
+    with pytest.raises(PlanError, match=f"{64 * 2**20} and this machine has {32 * 2**20} bytes"):
+        make_plan(config(emoji, pool={"bytes": "64MiB"}), shape, small)
+
+
+def test_pool_below_one_row_a_rank_is_refused_and_the_figure_named_will_do(emoji: Path, shape: ModelShape) -> None:
+    small = config(emoji, pool={"bytes": "2MiB"}, consumers={"num": 2}, producers={"num": 2})
+    largest = largest_block_bytes(small, shape)
+    with pytest.raises(PlanError, match=f"{2**20} bytes and .* needs {3 * largest} bytes") as error:
+        make_plan(small, shape, TWO_CORES)
+    named = int(str(error.value).split("set pool.bytes to ")[1].split()[0])
+    enough = config(emoji, pool={"bytes": named}, consumers={"num": 2}, producers={"num": 2})
+    assert pool_room(enough, shape, make_plan(enough, shape, TWO_CORES)) >= largest
+
+
+def test_slots_within_the_room_fit_wherever_the_ring_stands(emoji: Path, shape: ModelShape) -> None:
+    """The bound, tried on the ring itself: a slot of blocks as large as a row's, from every head position."""
+    given = config(emoji, pool={"bytes": "8MiB"}, consumers={"num": 2})
+    plan = make_plan(given, shape, TWO_CORES)
+    segment, room, largest = plan.pool_bytes, pool_room(given, shape, plan), largest_block_bytes(given, shape)
+    sizes = 2 * ([largest] * (room // largest) + [room % largest // 64 * 64 or 64])
+    assert sum(sizes) + largest <= segment
+    for lead in range(64, segment, segment // 50 // 64 * 64):
+        ring = RingArena(segment)
+        first = ring.allocate(lead)
+        keep = ring.allocate(64) if lead + 64 <= segment else None
+        ring.free(first)
+        if keep is not None:
+            ring.free(keep)
+        assert ring.room(sizes)
+
+
+def test_header_is_the_pools() -> None:
+    assert BLOCK_HEADER_BYTES == HEADER_BYTES
+
+
+def test_layouts() -> None:
+    assert parse_layout("r3", "producers.layout") == Layout(dp_replicate=3)
+    assert layout_text(Layout(dp_replicate=2, cp=4)) == "r2c4"
+    with pytest.raises(PlanError, match=r"consumers.layout is 'r2t2': only dp_replicate is supported by this release"):
+        parse_layout("r2t2", "consumers.layout")
+    for wrong in ("", "x2", "r0", "r2r2", "2", "r"):
+        with pytest.raises(PlanError, match="is no layout"):
+            parse_layout(wrong, "consumers.layout")
+
+
+def test_plan_survives_plain_data_and_is_told(emoji: Path, shape: ModelShape) -> None:
+    plan = make_plan(config(emoji, producers={"num": 2}, consumers={"layout": "r2"}), shape, TWO_CORES)
+    assert plan_from_dict(plan_to_dict(plan)) == plan
+    text = describe_plan(plan)
+    assert "producer" in text and "r2" in text and "128 MiB" in text
+
+
+def test_small_shm_is_told(emoji: Path, shape: ModelShape) -> None:
+    tight = Inventory(2, 0, 8 * GIB, 64 * 2**20)
+    plan = make_plan(config(emoji), shape, tight)
+    assert [line for line in plan_warnings(config(emoji), plan, tight) if line.startswith("/dev/shm has")]
