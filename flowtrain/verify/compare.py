@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -129,7 +129,8 @@ def compare_step(
         Check(step, Quantity.RATE, module, relative(run.rates.get(module, math.nan), rate), limits.rate)
         for module, rate in reference.rates.items()
     ]
-    checks += _parameters(run, reference, modules, trained, limits, before_run, before_reference)
+    agreed = {check.module for check in checks if check.quantity is Quantity.GRADIENTS and check.ok and check.module}
+    checks += _parameters(run, reference, modules, trained, limits, before_run, before_reference, agreed)
     return checks
 
 
@@ -231,7 +232,9 @@ def _parameters(
     limits: Limits,
     before_run: Tensors,
     before_reference: Tensors,
+    agreed: Collection[Module],
 ) -> list[Check]:
+    """`agreed`: modules whose gradients of this step are the same on both sides."""
     step = reference.step
     checks = []
     for module in Module:
@@ -250,14 +253,14 @@ def _parameters(
                 if limits.update
                 else max(largest(given[name], expected[name]) for name in given)
             )
-            note = "" if value <= limits.parameters else _cause(module, run, reference, modules)
+            note = "" if value <= limits.parameters else _cause(module, reference, modules, agreed)
             checks.append(Check(step, Quantity.PARAMETERS, module, value, limits.parameters, note))
     return checks
 
 
-def _cause(module: Module, run: StepRecord, reference: StepRecord, modules: Mapping[str, Module]) -> str:
+def _cause(module: Module, reference: StepRecord, modules: Mapping[str, Module], agreed: Collection[Module]) -> str:
     if not of_module(module, reference.gradients, modules):
-        return f"no row of the step reaches the {module.value}, and yet its parameters changed"
-    if run.grad_norm and relative(run.grad_norm, reference.grad_norm) < 1e-4:
-        return "if its gradients agree, the update does not: look at clipping, learning rate and decay"
+        return f"no row of the step reaches the {module.value}, and yet its parameters differ"
+    if module in agreed:
+        return "its gradients agree and its update does not: look at clipping, learning rate and decay"
     return ""

@@ -11,10 +11,12 @@ at once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
@@ -109,8 +111,8 @@ def compare_run(config: Config, say: Say = lambda text: None) -> Outcome:
     limits = LIMITS[config.model.dtype]
     done = [step for step in run.steps if step <= steps]
     rows = find_rows(config.data.train, {row_id for step in done for row_id in run.ids(step)})
-    before = reference.snapshot()
-    before_run = before
+    before: Mapping[str, torch.Tensor] = reference.snapshot()
+    before_run: Mapping[str, torch.Tensor] = before
     checks: list[Check] = []
     for step in done:
         expected = reference.step(step, [rows[row_id] for row_id in run.ids(step)])

@@ -168,6 +168,7 @@ def test_wrong_update_with_right_gradients_names_the_module(record: StepRecord) 
         verdict = verdict_of(replace(record, parameters=parameters), record, dtype)
         assert verdict.modules == (Module.PROJECTOR,)
         assert verdict.quantity == "parameters"
+        assert "its gradients agree and its update does not" in verdict.sentence
 
 
 def test_module_that_no_row_reaches_must_not_move(record: StepRecord) -> None:
