@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import permutations
+from itertools import pairwise, permutations
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -57,7 +57,7 @@ def test_slots_hold_neighbours_in_cost(loads: list[Load]) -> None:
     bins = spread(loads, 2 * len(loads), BOUNDS)
     assert bins is not None
     slots = slots_of(bins, 2)
-    for before, after in zip(slots, slots[1:], strict=False):
+    for before, after in pairwise(slots):
         assert min(pack.cost for pack in before) >= max(pack.cost for pack in after)
 
 

@@ -219,7 +219,8 @@ def test_horizon_ends_the_rows_without_being_told() -> None:
     for position in range(8):
         composer.add(sample(position, 5, []))
     first, second = composer.next(), composer.next()
-    assert first is not None and second is not None
+    assert first is not None
+    assert second is not None
     assert (first.rows, second.rows, second.cursor, composer.wants(), composer.next()) == (6, 2, 8, 0, None)
 
 
@@ -247,7 +248,8 @@ def test_too_big_rows_are_told_with_both_numbers() -> None:
     composer = Composer(SPEC, COST)
     assert composer.too_big(sample(0, 5, [6])) == ""
     told = composer.too_big(sample(0, 5, [40]))
-    assert "2624" in told and "2048" in told
+    assert "2624" in told
+    assert "2048" in told
 
 
 def test_rows_out_of_order_are_our_bug() -> None:
