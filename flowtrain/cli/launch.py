@@ -122,11 +122,12 @@ def outcome_of(ended: Ended, run_dir: Path) -> Outcome:
     if record is not None:
         trace = Path(record.traceback_file) if record.traceback_file else None
         return Outcome(record.exit_code, record.line, trace if trace and trace.is_file() else None)
+    doing = _open_spans(run_dir)
     if ended.asked is not None and (ended.killed or ended.returncode < 0):
         name = ended.asked.name
         code = EXIT_INTERRUPTED if ended.asked is signal.SIGINT else EXIT_TERMINATED
-        return Outcome(code, f"ended at once by {name}: nothing was saved after the last checkpoint in {run_dir}")
-    doing = _open_spans(run_dir)
+        how = f"had to be killed after {name}" if ended.killed else f"was ended at once by {name}"
+        return Outcome(code, f"the run {how}{doing}: nothing was saved after the last checkpoint in {run_dir}")
     if ended.returncode > 0:
         line = f"the driver ended with exit code {ended.returncode} and left no message; its output is above{doing}"
         return Outcome(ended.returncode, line)
