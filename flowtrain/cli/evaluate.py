@@ -38,9 +38,12 @@ def evaluate(
     debug: Debug = False,
 ) -> None:
     """Answer held-out rows by greedy generation and count exact matches."""
+    from transformers.utils import logging
+
     from flowtrain.verify.evaluate import Answerer
     from flowtrain.verify.evaluate import evaluate as answer_all
 
+    logging.disable_progress_bar()
     answerer = Answerer(export, device, trust_remote_code)
     with _progress() as progress:
         score = answer_all(answerer, data, max_new_tokens, limit, group_rows, progress)
