@@ -132,9 +132,8 @@ class StageSlot:
         return build(spec, config, torch.device(rank_plan.device), group)
 
     def _sample_text(self) -> str | None:
-        from flowtrain.data.show import sample_text
-
-        return sample_text(self.stage.config)
+        text: str | None = self.stage.first_sample()
+        return text
 
     def _attach(self, handles: Mapping[int, SegmentHandle]) -> None:
         self.stage.pool.attach(handles)

@@ -51,7 +51,7 @@ def startup_tables(parameters: Sequence[ParameterRow], plan: Plan, sample_text: 
     console.print(_parameter_table(parameters))
     console.print(_process_table(plan))
     if sample_text is not None:
-        console.print(Panel(Text(sample_text), title="one sample; [ ] marks what is trained", width=WIDTH))
+        console.print(Panel(Text(sample_text), title="one sample; ⟦ ⟧ marks what is trained", width=WIDTH))
     return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
 
 
