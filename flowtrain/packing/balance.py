@@ -3,7 +3,8 @@
 1. `spread`: dearest row first, into the cheapest pack that has room (LPT). Where that ends in a row without room: most
    tokens first, into the fullest pack that has room (best fit decreasing), which finds room more often.
 2. `improve`: the dearest pack gives a row to, or swaps one with, a cheap pack, whichever lowers the dearer of the two
-   most; a pack that finds no such move is left alone and the next dearest has its turn.
+   most; a pack that finds no such move is left alone and the next dearest has its turn. The number of moves tried is
+   bounded.
 3. `slots_of`: packs sorted by cost, a slot is the next R of them (this makes the sum over slots of the dearest pack as
    small as it can be for these packs); within a slot the dearest goes to the rank with the least so far.
 4. `johnson`: slots that encode faster than they train come first, least encoding first; then the others, least
@@ -25,6 +26,9 @@ NUM_PARTNERS = 8
 """Cheap packs that the dearest one tries: more of them cost time and gain nothing measurable."""
 
 ROUNDS_PER_PACK = 4
+
+MOST_MOVES = 100_000
+"""Moves tried in all, some 50 ms: a step of many rows is nearly equal after step 1 and must not hold up the run."""
 
 
 class Load(NamedTuple):
@@ -111,14 +115,16 @@ def _best_fit(loads: Sequence[Load], num_packs: int, bounds: Bounds) -> list[Bin
 def improve(bins: Sequence[Bin], bounds: Bounds) -> None:
     """Step 2, in place."""
     order = sorted(range(len(bins)), key=lambda n: (bins[n].cost, n))
+    num_tried = 0
     for _ in range(ROUNDS_PER_PACK * len(bins)):
-        if len(order) < 2:
+        if len(order) < 2 or num_tried > MOST_MOVES:
             return
         dear = bins[order[-1]]
         best: tuple[float, Bin, Load, Load | None] | None = None
         for number in sorted(range(len(bins)), key=lambda n: (bins[n].cost, n))[:NUM_PARTNERS]:
             cheap = bins[number]
             if cheap is not dear:
+                num_tried += len(dear.loads) * (len(cheap.loads) + 1)
                 best = _best_move(dear, cheap, bounds, best)
         if best is None:
             order.pop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -238,6 +239,17 @@ def test_evaluation_has_every_row_once(spec: CompositionSpec, rows: list[SampleM
     assert sorted(s.position for s in step.samples) == list(range(len(rows)))
     assert all(len(slot) == spec.num_consumers for slot in step.slots)
     assert all(pack.tokens <= spec.max_tokens for pack in step.packs)
+
+
+def test_many_rows_are_composed_in_little_time() -> None:
+    """Fat packs of many short rows: an evaluation pass is composed between two steps and must not hold them up."""
+    rows = [sample(p, 4 + (p * p * 7919) % 29, [1 + p % 5] * (p % 3)) for p in range(4000)]
+    spec = replace(SPEC, num_consumers=2, max_tokens=2048, max_pack_vision_bytes=10**7)
+    before = time.process_time()
+    step = compose_eval(spec, COST, rows, 1)
+    assert time.process_time() - before < 5.0
+    costs = [pack.cost for pack in step.packs]
+    assert max(costs) <= 1.02 * sum(costs) / len(costs)
 
 
 def test_evaluation_without_rows_is_empty() -> None:
