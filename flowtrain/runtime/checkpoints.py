@@ -46,7 +46,7 @@ def newest_complete(run_dir: Path) -> Found:
         match = _NAME.fullmatch(folder.name)
         if match and folder.is_dir():
             numbered.append((int(match[1]), match[2] is None, folder))
-    passed_over = []
+    passed_over: list[Path] = []
     for _, named, folder in sorted(numbered, reverse=True):
         if named and _is_whole(folder):
             return Found(folder, tuple(passed_over))

@@ -76,6 +76,13 @@ class Cluster:
         if self._session is not None and not keep_logs:
             shutil.rmtree(self._session, ignore_errors=True)
 
+    def last_words(self, pid: int | None) -> str:
+        """The end of what a process of a local node wrote to stderr: a native crash leaves its message there only."""
+        files = self._session.glob(f"logs/worker-*-{pid}.err") if self._session else ()
+        with contextlib.suppress(OSError):
+            return "\n".join(line for file in files for line in file.read_text(errors="replace").splitlines()[-30:])
+        return ""
+
     @property
     def log_dir(self) -> str:
         return str(self._session / "logs") if self._session else "the cluster's own log folder"

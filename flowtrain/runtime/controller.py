@@ -149,7 +149,9 @@ class Controller:
                     f"if work takes that long, raise run.timeout_seconds"
                 )
             if self.stop.requested and self.stop.overdue:
-                raise self.stop.error()
+                error = self.stop.error()
+                limit = f"run.stop_deadline_seconds, {self.stop.deadline_seconds:g} s"
+                raise type(error)(f"{error}, and the step did not end in time ({limit})")
 
     def _send(self) -> None:
         if self._stop_step is not None and self.flow.version >= self._stop_step:

@@ -11,12 +11,13 @@ import os
 import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
 import ray
-from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError, RayTaskError
+from ray.exceptions import RayActorError, RayTaskError
 
 from flowtrain.errors import LostProcessError, PlanError
 from flowtrain.plan import RankPlan
@@ -60,6 +61,7 @@ class RayExecutor:
         self._actors: dict[tuple[Role, int], Any] = {}
         self._pids: dict[tuple[Role, int], int] = {}
         self._answers: queue.SimpleQueue[Answer | None] = queue.SimpleQueue()
+        self._unanswered: dict[tuple[Role, int], deque[str]] = {}
         self._closing = False
         self._run = 0
 
@@ -127,11 +129,15 @@ class RayExecutor:
 
     def _listen(self, ref: Any, role: Role, rank: int, method: str, payload: Any = None) -> None:
         run = self._run
+        if method != "watch":
+            self._unanswered.setdefault((role, rank), deque()).append(method)
 
         def done(future: Future[Any]) -> None:
             if self._closing or (run != self._run and method != "watch"):
                 return  # an answer to an earlier run of a shared executor
             error = future.exception()
+            if method != "watch" and not isinstance(error, RayActorError):
+                self._unanswered[role, rank].remove(method)
             if error is None:
                 self._answers.put(Answer(role, rank, method, future.result(), payload=payload))
             else:
@@ -145,18 +151,31 @@ class RayExecutor:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get((role, rank))}):\n{error}")
             return cause
-        if isinstance(error, (ActorDiedError, ActorUnavailableError, RayActorError)):
+        if isinstance(error, RayActorError):
             pid = self._pids.get((role, rank))
-            lost = LostProcessError(f"{role} {rank} (pid {pid}) died during {method}: {_reason(error)}")
-            lost.__cause__ = error
+            lost = LostProcessError(f"{role} {rank} (pid {pid}) died {self._doing(role, rank)}: {_reason(error)}")
+            lost.add_note(f"Ray says: {error}")
+            if said := self.cluster.last_words(pid):
+                lost.add_note(f"the end of its log:\n{said}")
             return lost
         return error
 
+    def _doing(self, role: Role, rank: int) -> str:
+        """What a process was at: orders are executed as they were sent, so the oldest without an answer."""
+        unanswered = self._unanswered.get((role, rank))
+        return f"during {unanswered[0]}" if unanswered else "while idle"
+
 
 def _reason(error: BaseException) -> str:
-    """Ray's own cause, shortened to its first telling line."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    for line in lines:
-        if "cause" in line.lower() or "killed" in line.lower() or "exit" in line.lower():
-            return line[:300]
-    return lines[0][:300] if lines else type(error).__name__
+    """Why an actor is gone, and what to do about it, as far as Ray can tell."""
+    text = " ".join(str(error).split())
+    if "low on memory" in text or "OutOfMemory" in type(error).__name__:
+        return "Ray ended it because the node ran low on memory; lower packing.max_tokens or pool.bytes"
+    if "node" in text.lower() and "died" in text and "unexpectedly exits" not in text:
+        return "its node is gone; go on with --resume once the cluster is whole"
+    if "unexpectedly exits" in text or "connection error" in text:
+        return (
+            "it was killed or crashed in native code; if nobody did it, memory ran out (see dmesg): "
+            "lower packing.max_tokens or pool.bytes; go on with --resume"
+        )
+    return f"{text[:300]}; go on with --resume"

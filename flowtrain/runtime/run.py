@@ -17,12 +17,12 @@ from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_w
 from flowtrain.config.schema import Config
 from flowtrain.data.sources import Source, open_source
 from flowtrain.data.stream import SampleStream
-from flowtrain.errors import ConfigError, DataError
+from flowtrain.errors import ConfigError, DataError, Interrupted, Terminated
 from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
 from flowtrain.plan import Plan
 from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
-from flowtrain.runtime.checkpoints import CheckpointWriter, read_state
+from flowtrain.runtime.checkpoints import CheckpointWriter, newest_complete, read_state
 from flowtrain.runtime.controller import Controller, Schedule
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
@@ -102,6 +102,9 @@ def execute(
             _train(inputs, ledger, files, stop, executor or _executor(config, plan, stop, stack), dump)
             if stop.requested:
                 raise stop.error()
+        except (Interrupted, Terminated) as error:
+            ledger.close(error)
+            raise type(error)(f"{error}; {_way_on(run_dir)}") from error
         except BaseException as error:
             ledger.close(error)
             raise
@@ -109,6 +112,14 @@ def execute(
             if config.run.trace:
                 join_traces(run_dir)
         ledger.close(None)
+
+
+def _way_on(run_dir: Path) -> str:
+    """What of an ended run is there to go on with."""
+    newest = newest_complete(run_dir).folder
+    if newest is None:
+        return "no checkpoint was written"
+    return f"{newest.name} is saved, go on with --resume {run_dir}"
 
 
 def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, executor: Executor, dump: bool) -> None:

@@ -3,6 +3,7 @@
 | method | role | what it does |
 |---|---|---|
 | `prepare` | consumer 0 | whole-model weights, made once from the seed where the model folder has none |
+| `load_modules` | all others | the imports of the role: seconds, so everyone's at once |
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
 | `configure` | all | builds the stage, after closing one built before: a process can serve several runs |
 | `attach` | consumer | opens the producers' segments |
@@ -15,6 +16,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import shutil
 import socket
@@ -95,6 +97,15 @@ class StageSlot:
         from flowtrain.models.loading import ensure_weights
 
         return str(ensure_weights(config_from_json(config_json)))
+
+    def _load_modules(self) -> None:
+        modules = {
+            Role.READER: ("flowtrain.data.reader", "transformers.models.auto.processing_auto"),
+            Role.PRODUCER: ("flowtrain.models.encoder", "flowtrain.producer.stage"),
+            Role.CONSUMER: ("flowtrain.models.backbone", "flowtrain.consumer.stage"),
+        }
+        for module in modules[self.role]:
+            importlib.import_module(module)
 
     def _open_store(self, world_size: int, timeout_seconds: float) -> tuple[str, int]:
         from torch.distributed import TCPStore

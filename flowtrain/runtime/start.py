@@ -1,7 +1,7 @@
 """Brings the processes of a plan up, in the one order in which each has what it needs.
 
-start ▶ prepare (weights, consumer 0) ▶ open_store (rank 0 of each side of several) ▶ configure (all at once)
-      ▶ attach (consumers open the producers' segments) ▶ restore (from a checkpoint)
+start ▶ prepare (weights, consumer 0; the others import meanwhile) ▶ open_store (rank 0 of each side of several)
+      ▶ configure (all at once) ▶ attach (consumers open the producers' segments) ▶ restore (from a checkpoint)
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def start_stages(
     ranks = all_ranks(plan)
     executor.start(ranks)
     config_json = config_to_json(config)
-    weights_dir = _ask(executor, {(Role.CONSUMER, 0): ("prepare", config_json)}, timeout)[Role.CONSUMER, 0]
+    first: dict[Rank, tuple[Any, ...]] = {(rank.role, rank.rank): ("load_modules",) for rank in ranks}
+    first[Role.CONSUMER, 0] = ("prepare", config_json)
+    weights_dir = _ask(executor, first, timeout)[Role.CONSUMER, 0]
     sides = {
         Role.PRODUCER: len(plan.producers.ranks),
         Role.CONSUMER: len(plan.consumers.ranks),
