@@ -32,8 +32,7 @@ from types import FrameType
 
 import psutil
 
-RUN_ID = "FLOWTRAIN_RUN_ID"
-"""In the environment of every process of a run: a second way to know them."""
+from flowtrain.runtime.guard import RUN_ID, marked
 
 FORCE_SECONDS = 5.0
 SWEEP_SECONDS = 10.0
@@ -143,7 +142,7 @@ class _Tree:
     """The processes of one run, found as descendants of this process and by the run's id in their environment."""
 
     def __init__(self, run_id: str) -> None:
-        self.mark = f"{RUN_ID}={run_id}".encode()
+        self.run_id = run_id
         self.not_ours = {child.pid for child in psutil.Process().children()}
 
     def reap(self, driver_pid: int) -> None:
@@ -162,18 +161,11 @@ class _Tree:
             if child.pid not in self.not_ours:
                 with suppress(psutil.NoSuchProcess):
                     found |= {process.pid: process for process in (child, *child.children(recursive=True))}
-        for pid in psutil.pids():
-            if pid not in found and pid != os.getpid() and self._is_marked(pid):
+        for pid in marked(self.run_id):
+            if pid not in found:
                 with suppress(psutil.NoSuchProcess):
                     found[pid] = psutil.Process(pid)
         return [process for process in found.values() if process.is_running()]
-
-    def _is_marked(self, pid: int) -> bool:
-        try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                return self.mark in file.read().split(b"\0")
-        except OSError:
-            return False
 
     def sweep(self, driver: subprocess.Popen[bytes]) -> int:
         """End what is left, politely and then not; returns how many there were. Takes at most `SWEEP_SECONDS`."""

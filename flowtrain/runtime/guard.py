@@ -10,8 +10,13 @@ import os
 import select
 import signal
 import threading
+from collections.abc import Iterator
+from contextlib import suppress
 
 PR_SET_PDEATHSIG = 1
+
+RUN_ID = "FLOWTRAIN_RUN_ID"
+"""Set by the launcher in the environment of every process of a run."""
 
 
 def signal_on_parent_death(number: signal.Signals) -> None:
@@ -23,7 +28,10 @@ def signal_on_parent_death(number: signal.Signals) -> None:
 
 
 def die_with(pid: int, host: str) -> None:
-    """End this process as soon as `pid` of the same host ends; does nothing for a process of another host."""
+    """End this process as soon as `pid` of the same host ends; does nothing for a process of another host.
+
+    What else belongs to the run goes first: Ray's agents would need more than a minute to notice by themselves.
+    """
     if os.uname().nodename != host:
         return
     try:
@@ -33,6 +41,21 @@ def die_with(pid: int, host: str) -> None:
 
     def wait() -> None:
         select.select([descriptor], [], [])
+        for member in marked(os.environ.get(RUN_ID)):
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(member, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="die-with-driver", daemon=True).start()
+
+
+def marked(run_id: str | None) -> Iterator[int]:
+    """Other processes of this node with the run's id in their environment; none for a run without one."""
+    if not run_id:
+        return
+    mark = f"{RUN_ID}={run_id}".encode()
+    for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
+        if pid != os.getpid():
+            with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
+                if mark in file.read().split(b"\0"):
+                    yield pid

@@ -1,0 +1,102 @@
+"""However a process of a run dies, the run ends soon, says who it was, leaves nothing, and can be gone on with (C9).
+
+The tests share one run: each goes on from the last complete checkpoint of the one before, which is what a user does.
+"""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+from launched import Launch, until
+
+SLOW = ("checkpoint.every=2", "debug.delays.consumer_pack_ms={0: 50}")
+
+ENDS_IN_SECONDS = 15.0
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("crash") / "run"
+
+
+@contextmanager
+def running(run_dir: Path, *overrides: str) -> Iterator[Launch]:
+    """The run, started or gone on with, once it has written another checkpoint."""
+    whole = sorted(run_dir.glob("checkpoints/step-*/complete.json"))
+    with Launch("digits", run_dir, *SLOW, *overrides, resume="latest" if whole else None) as launch:
+        begun = max(launch.checkpoints(), default=0)
+        launch.until(lambda: max(launch.checkpoints(), default=0) > begun, "a new checkpoint")
+        launch.processes()
+        yield launch
+
+
+@pytest.mark.parametrize("victim", ["producer", "consumer", "reader"])
+def test_a_killed_stage_ends_the_run(run_dir: Path, victim: str) -> None:
+    with running(run_dir) as launch:
+        stage = launch.stage(f"{victim}-0")
+        launch.kill(stage)
+        assert launch.end(within=ENDS_IN_SECONDS) == 5, launch.err
+        assert launch.last_line.startswith(f"{victim} 0 (pid {stage.pid}) died "), launch.err
+        assert "--resume" in launch.last_line
+        assert "Traceback" not in launch.err
+        steps = [record["step"] for record in launch.metrics()]
+        assert steps == list(range(1, steps[-1] + 1)), "a record is lost or twice"
+        assert json.loads((run_dir / "summary.json").read_text())["exit_code"] == 5
+
+
+def test_a_killed_driver_is_named_by_the_launcher(run_dir: Path) -> None:
+    with running(run_dir) as launch:
+        launch.kill(launch.driver)
+        assert launch.end(within=ENDS_IN_SECONDS) == 5, launch.err
+        assert "driver" in launch.last_line and "SIGKILL" in launch.last_line, launch.err
+        assert str(run_dir) in launch.last_line
+
+
+@pytest.mark.parametrize("also_driver", [False, True])
+def test_a_killed_launcher_takes_the_run_along(run_dir: Path, also_driver: bool) -> None:
+    """Our own processes are gone in 10 s; Ray's agents, which notice the loss of their node by themselves, in 120 s."""
+    with running(run_dir) as launch:
+        ours = [launch.driver, *(launch.stage(name) for name in ("producer-0", "consumer-0", "reader-0"))]
+        launch.kill(*([launch.driver] if also_driver else []), psutil.Process(launch.launcher.pid))
+        assert launch.launcher.wait(timeout=10) == -signal.SIGKILL
+        psutil.wait_procs(ours, timeout=10)
+        assert not [process for process in ours if process.is_running()]
+        launch.assert_gone(within=120)
+
+
+def test_a_stage_that_hangs_is_named(run_dir: Path) -> None:
+    with running(run_dir, "run.timeout_seconds=5") as launch:
+        stage = launch.stage("producer-0")
+        launch.processes()
+        stage.suspend()
+        hung = time.monotonic()
+        assert launch.end(within=5 + ENDS_IN_SECONDS) == 5, launch.err
+        assert time.monotonic() - hung >= 5
+        assert "no process answered for 5 s" in launch.last_line, launch.err
+        assert "producer 0" in launch.last_line
+        assert "run.timeout_seconds" in launch.last_line
+
+
+def test_the_run_can_be_gone_on_with_to_its_end(run_dir: Path) -> None:
+    """After all that, every step is there once; the line names what was passed over."""
+    whole = sorted(int(path.parent.name[5:]) for path in run_dir.glob("checkpoints/step-*/complete.json"))
+    last = max(whole, default=0)
+    torn = run_dir / "checkpoints" / f"step-{last + 1}"
+    torn.mkdir(parents=True, exist_ok=True)
+    (torn / "state.json").write_text("{}")
+    with Launch(
+        "digits", run_dir, f"train.max_steps={last + 3}", "checkpoint.every=2", resume="latest" if whole else None
+    ) as launch:
+        assert launch.launcher.wait(timeout=120) == 0, launch.err
+        launch.processes()
+        assert [record["step"] for record in launch.metrics()] == list(range(1, last + 4))
+        if whole:
+            assert f"passed over {torn}: half written" in launch.err
+        until(lambda: not launch.shared_left(), "/dev/shm to be as it was", within=5)
