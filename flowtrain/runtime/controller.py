@@ -107,6 +107,7 @@ class Controller:
         self._last_step: int | None = None
         self._stop_step: int | None = None
         self._eval_due: int | None = None
+        self._eval_composed: int | None = None
         self._newest: Step | None = None
         self._nonfinite = 0
         self._in_flight = 0
@@ -209,7 +210,7 @@ class Controller:
                 if self.eval_rows is None or not self.eval_rows.ready:
                     return
                 self._add(self.compose_eval(self._eval_due))
-                self._eval_due = None
+                self._eval_composed, self._eval_due = self._eval_due, None
                 continue
             over = self._composed == self.schedule.total_steps
             step = None if over else self.feed.next_step()
@@ -219,10 +220,11 @@ class Controller:
                 self._eval_due = step.index if self.schedule.evaluates(step.index) else None
             elif not over and not self.feed.exhausted:
                 return
-            elif self.schedule.has_eval and self._composed not in self.ledger.evaluations:
+            elif self.schedule.has_eval and self._composed != self._eval_composed:
                 self._eval_due = self._composed
             else:
                 self._last_step = self._composed
+                self.ledger.ended(self.feed.skipped_rest() if self.feed.exhausted else ())
                 if self._composed == 0:
                     raise DataError(f"no row of {self.config.data.train} can be trained: run `flowtrain data check`")
 

@@ -71,7 +71,7 @@ class Ledger:
         self.totals = Totals.from_state(state["totals"]) if state else Totals()
         self.progress = Progress(config.telemetry.progress, total)
         self.fleet: Fleet | None = None
-        self.evaluations: dict[int, float] = {}
+        self._rest: tuple[SkippedRow, ...] = ()
         self._books: dict[int, StepBook] = {}
         self._before_seconds = self.totals.wall_seconds
         self._started = self._step_start = time.monotonic()
@@ -95,6 +95,10 @@ class Ledger:
     def composed(self, step: Step, skipped: Iterable[SkippedRow]) -> None:
         if step.phase is Phase.TRAIN:
             self._books[step.index] = StepBook(step, tuple(skipped))
+
+    def ended(self, skipped: Iterable[SkippedRow]) -> None:
+        """There will be no more steps; `skipped`: rows behind the last one."""
+        self._rest = tuple(skipped)
 
     def encoded(self, answer: UnitEncoded, occupancy: float) -> None:
         """`occupancy`: used share of the pool right now."""
@@ -124,7 +128,6 @@ class Ledger:
 
     def evaluated(self, index: int, loss: float) -> None:
         """The evaluation pass behind update `index` is done; its time belongs to no step."""
-        self.evaluations[index] = loss
         self._step_start = time.monotonic()
         self.totals.evaluated(loss)
         if index in self._books:
@@ -168,6 +171,8 @@ class Ledger:
         """Write the summary, whatever ended the run."""
         self.progress.close()
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
+        for row in self._rest if error is None else ():
+            self.totals.skip(row)
         self.files.summary(self.totals.summary(EXIT_DONE if error is None else exit_code_of(error)))
 
     def _metrics(self, book: StepBook, max_memory_bytes: int) -> StepMetrics:

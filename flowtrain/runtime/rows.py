@@ -111,6 +111,11 @@ class RowFeed:
         self._skipped = [row for row in self._skipped if row.position >= step.cursor]
         return told
 
+    def skipped_rest(self) -> list[SkippedRow]:
+        """Rows skipped behind the last step, once there are no more rows."""
+        rest, self._skipped = self._skipped, []
+        return rest
+
     def _drain(self) -> None:
         while (row := self.stream.take()) is not None:
             self.bad_share.add(row)
