@@ -253,10 +253,8 @@ class Controller:
             if not end.done or not self._may_record(index):
                 break
             self.ledger.record(index, max(report.max_memory_bytes for report in end.updates.values()))
-            self.checkpoints.recorded(
-                index, {"totals": self.ledger.totals_state(), "total_steps": self.schedule.total_steps}
-            )
             del self._updating[index]
+            self._note_recorded(index)
         for folder in self.checkpoints.complete():
             self.ledger.saved(folder)
 
@@ -302,6 +300,13 @@ class Controller:
         folder = self.checkpoints.begin(step, roles)
         for role in sorted(roles):
             self._submit(role, 0, "save", str(folder))
+        if step.index not in self._updating:
+            self._note_recorded(step.index)
+
+    def _note_recorded(self, index: int) -> None:
+        """The books of a step are closed: what a checkpoint of it needs to know of them."""
+        state = {"totals": self.ledger.totals_state(), "total_steps": self.schedule.total_steps}
+        self.checkpoints.recorded(index, state)
 
     def _trained(self) -> bool:
         if not self.stop.requested:

@@ -30,7 +30,8 @@ def signal_on_parent_death(number: signal.Signals) -> None:
 def die_with(pid: int, host: str) -> None:
     """End this process as soon as `pid` of the same host ends; does nothing for a process of another host.
 
-    What else belongs to the run goes first: Ray's agents would need more than a minute to notice by themselves.
+    The run's processes that are there now go first: Ray's agents would need more than a minute to notice by themselves.
+    They are found beforehand, because Ray ends this process too, as soon as it misses its node.
     """
     if os.uname().nodename != host:
         return
@@ -39,11 +40,16 @@ def die_with(pid: int, host: str) -> None:
     except ProcessLookupError:
         os._exit(1)
 
+    members = []
+    for member in marked(os.environ.get(RUN_ID)):
+        with suppress(OSError):
+            members.append(os.pidfd_open(member))
+
     def wait() -> None:
         select.select([descriptor], [], [])
-        for member in marked(os.environ.get(RUN_ID)):
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(member, signal.SIGKILL)
+        for member in members:
+            with suppress(OSError):
+                signal.pidfd_send_signal(member, signal.SIGKILL)
         os.kill(os.getpid(), signal.SIGKILL)
 
     threading.Thread(target=wait, name="die-with-driver", daemon=True).start()

@@ -41,7 +41,7 @@ class StepBook:
     result: StepResult | None = None
     lr: Mapping[Module, float] = field(default_factory=dict)
     bad: Mapping[int, SkippedRow] = field(default_factory=dict)
-    ended: float = 0.0
+    seconds: float = 0.0
     eval_loss: float | None = None
     stall: dict[int, float] = field(default_factory=dict)
     starvation: dict[int, float] = field(default_factory=dict)
@@ -124,7 +124,9 @@ class Ledger:
     ) -> None:
         """The update of a step is on its way."""
         book = self._books[step.index]
-        book.result, book.lr, book.bad, book.ended = result, lr, dict(bad), time.monotonic()
+        book.result, book.lr, book.bad = result, lr, dict(bad)
+        now = time.monotonic()
+        book.seconds, self._step_start = now - self._step_start, now
 
     def evaluated(self, index: int, loss: float) -> None:
         """The evaluation pass behind update `index` is done; its time belongs to no step."""
@@ -138,7 +140,6 @@ class Ledger:
         """Write what one step did; called once a step, in order."""
         book = self._books.pop(index)
         metrics = self._metrics(book, max_memory_bytes)
-        self._step_start = max(self._step_start, book.ended)
         if self.config.run.trace_samples:
             for pack in book.step.packs:
                 ids = [sample.id for sample in pack.samples if sample.position not in book.bad]
@@ -193,7 +194,7 @@ class Ledger:
             grad_norm=result.grad_norm,
             module_norms={module: result.module_norm(module) for module in result.square_sums},
             lr=book.lr,
-            seconds=max(book.ended - self._step_start, 1e-9),
+            seconds=book.seconds,
             num_packs=len(step.packs),
             capacity_tokens=len(step.packs) * self.config.packing.max_tokens,
             starvation=book.starvation,
