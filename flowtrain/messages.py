@@ -48,7 +48,7 @@ class UnitEncoded:
 
 @dataclass(frozen=True, slots=True)
 class PackOrder:
-    """Run one pack. `masked`: positions of rows found bad (labels masked, zero features). `return_gradients`: write the
+    """Run one pack. `masked`: positions of rows found bad, which take no part. `return_gradients`: write the
     gradient of each feature over its bytes in the pool before answering."""
 
     phase: Phase
@@ -106,8 +106,8 @@ class ReduceOrder:
 
 @dataclass(frozen=True, slots=True)
 class ReduceReport:
-    """Σg² per module in float64, of gradients of the *sum* of losses, after the sum over ranks. A module whose parameters no sample
-    reached is absent."""
+    """Σg² per module in float64, of gradients of the *sum* of losses, after the sum over ranks. A module whose parameters
+    no sample reached is absent."""
 
     step: int
     square_sums: dict[Module, float] = field(default_factory=dict)
@@ -116,9 +116,12 @@ class ReduceReport:
 
 @dataclass(frozen=True, slots=True)
 class UpdateOrder:
-    """Multiply every gradient by `scale` (1 / trained tokens of the step), then by `clip` (≤ 1), and step the optimizer with the
-    learning rate of each module. `gradients_to`: first write the scaled, unclipped gradients and, after the update, the parameters
-    to this folder (verify). `apply` is False when the step is left out (no trained token, or a non-finite gradient)."""
+    """Multiply every gradient by `scale` (1 / trained tokens of the step), then by `clip` (≤ 1), and step the optimizer
+    with the learning rate of each module.
+
+    `gradients_to`: a folder (verify) to write the scaled, unclipped gradients to and, after the update, the parameters.
+    `apply` is False when the step is left out: no trained token, or a gradient that is not finite.
+    """
 
     step: int
     scale: float

@@ -36,7 +36,7 @@ class Phase(StrEnum):
 
 
 class Cut(StrEnum):
-    """Where the model is cut in two (contract C4): `BEFORE_PROJECTOR` when a frozen encoder feeds a trainable projector."""
+    """Where the model is cut in two (C4): `BEFORE_PROJECTOR` when a frozen encoder feeds a trainable projector."""
 
     AFTER_PROJECTOR = "after-projector"
     BEFORE_PROJECTOR = "before-projector"
