@@ -106,8 +106,8 @@ class ReduceOrder:
 
 @dataclass(frozen=True, slots=True)
 class ReduceReport:
-    """Σg² per module in float64, of gradients of the *sum* of losses, after the sum over ranks. A module whose parameters
-    no sample reached is absent."""
+    """Σg² per module in float64, of gradients of the *sum* of losses, after the sum over ranks. A module that no sample
+    reached is absent."""
 
     step: int
     square_sums: dict[Module, float] = field(default_factory=dict)

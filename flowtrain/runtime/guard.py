@@ -12,6 +12,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1
 
@@ -56,12 +57,21 @@ def die_with(pid: int, host: str) -> None:
 
 
 def marked(run_id: str | None) -> Iterator[int]:
-    """Other processes of this node with the run's id in their environment; none for a run without one."""
+    """Other processes of this node with the run's id in their environment, and what these started.
+
+    A process that gives itself a title may overwrite its environment with it, as Ray's agents do.
+    """
     if not run_id:
         return
     mark = f"{RUN_ID}={run_id}".encode()
+    members: set[int] = set()
+    parents: dict[int, int] = {}
     for pid in (int(name) for name in os.listdir("/proc") if name.isdigit()):
-        if pid != os.getpid():
-            with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-                if mark in file.read().split(b"\0"):
-                    yield pid
+        with suppress(OSError):
+            stat = Path(f"/proc/{pid}/stat").read_bytes()
+            parents[pid] = int(stat[stat.rindex(b")") :].split()[2])
+            if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                members.add(pid)
+    while started := {pid for pid, parent in parents.items() if parent in members} - members:
+        members |= started
+    yield from sorted(members - {os.getpid()})

@@ -60,7 +60,7 @@ def test_resumed_run_goes_on_as_one_never_stopped(
 
 
 def test_epochs_train_every_row_once_each(train: Train, tmp_path: Path) -> None:
-    """The last step is short; the order of rows differs between epochs; evaluation comes when it is due and at the end."""
+    """The last step is short; epochs differ in order; evaluation comes when it is due and at the end."""
     rows = (Path(__file__).parents[2] / "examples/emoji/data/train.jsonl").read_text().splitlines()[:21]
     data = tmp_path / "few.jsonl"
     source = Path(__file__).parents[2] / "examples/emoji/data"
