@@ -55,7 +55,8 @@ def test_a_killed_driver_is_named_by_the_launcher(run_dir: Path) -> None:
     with running(run_dir) as launch:
         launch.kill(launch.driver)
         assert launch.end(within=ENDS_IN_SECONDS) == 5, launch.err
-        assert "driver" in launch.last_line and "SIGKILL" in launch.last_line, launch.err
+        assert "driver" in launch.last_line, launch.err
+        assert "SIGKILL" in launch.last_line
         assert str(run_dir) in launch.last_line
 
 
