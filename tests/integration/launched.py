@@ -59,13 +59,13 @@ class Launch:
     def __init__(self, example: str, run_dir: Path, *overrides: str, resume: str | None = None) -> None:
         self.run_dir = run_dir
         self._shared_before = shared_files()
-        self._log = run_dir.with_name(f"{run_dir.name}.{time.monotonic_ns()}")
+        began = time.monotonic_ns()
+        self._out, self._err = (run_dir.with_name(f"{run_dir.name}-{began}.{name}") for name in ("out", "err"))
         command = [sys.executable, "-m", "flowtrain.cli.main", "launch", str(EXAMPLES / example / f"{example}.yaml")]
         for override in (*SMALL, f"run.dir={run_dir}", *overrides):
             command += ["--set", override]
         command += ["--resume", resume] if resume else []
-        self.started = time.time()
-        with self._log.with_suffix(".out").open("w") as out, self._log.with_suffix(".err").open("w") as err:
+        with self._out.open("w") as out, self._err.open("w") as err:
             self.launcher = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
         self._seen: dict[int, psutil.Process] = {}
 
@@ -84,11 +84,11 @@ class Launch:
 
     @property
     def out(self) -> str:
-        return self._log.with_suffix(".out").read_text(errors="replace")
+        return self._out.read_text(errors="replace")
 
     @property
     def err(self) -> str:
-        return self._log.with_suffix(".err").read_text(errors="replace")
+        return self._err.read_text(errors="replace")
 
     @property
     def last_line(self) -> str:
@@ -129,11 +129,13 @@ class Launch:
     def stage(self, name: str) -> psutil.Process:
         """The process of a stage, such as `producer-0`: the one that maps its file of spans."""
         file = str(self.run_dir / "spans" / name)
-        for process in self.processes():
-            with suppress(OSError):
-                if file in Path(f"/proc/{process.pid}/maps").read_text():
-                    return process
-        raise AssertionError(f"no process has {file} open")
+
+        def find() -> psutil.Process | None:
+            return next((process for process in self.processes() if file in _maps(process)), None)
+
+        process = until(find, f"a process that has {file} open", within=5)
+        assert process is not None
+        return process
 
     # --- waiting ------------------------------------------------------------------------------------------------------
 
@@ -198,10 +200,17 @@ def _title(process: psutil.Process) -> str:
         return "?"
 
 
+def _maps(process: psutil.Process) -> str:
+    try:
+        return Path(f"/proc/{process.pid}/maps").read_text()
+    except OSError:
+        return ""
+
+
 def _is_open(path: str) -> bool:
     for process in psutil.process_iter():
         with suppress(OSError, psutil.Error):
-            if path in Path(f"/proc/{process.pid}/maps").read_text():
+            if path in _maps(process):
                 return True
             for file in Path(f"/proc/{process.pid}/fd").iterdir():
                 with suppress(OSError):

@@ -48,7 +48,7 @@ def test_a_killed_stage_ends_the_run(run_dir: Path, victim: str) -> None:
         assert "Traceback" not in launch.err
         steps = [record["step"] for record in launch.metrics()]
         assert steps == list(range(1, steps[-1] + 1)), "a record is lost or twice"
-        assert json.loads((run_dir / "summary.json").read_text())["exit_code"] == 5
+        assert json.loads((run_dir / "summary.json").read_text())["exit"] == 5
 
 
 def test_a_killed_driver_is_named_by_the_launcher(run_dir: Path) -> None:
