@@ -58,9 +58,14 @@ def _is_whole(folder: Path) -> bool:
     """Every file that `complete.json` lists is there with the length it lists."""
     try:
         listed = json.loads((folder / COMPLETE).read_text())["files"]
-        return all((folder / name).stat().st_size == size for name, size in listed.items())
+        return all(_inside(name) and (folder / name).stat().st_size == size for name, size in listed.items())
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+def _inside(name: str) -> bool:
+    """Whether a relative path from a file stays within the file's folder."""
+    return not Path(name).is_absolute() and ".." not in Path(name).parts
 
 
 def read_state(folder: Path) -> dict[str, Any]:

@@ -4,6 +4,8 @@
 |---|---|---|
 | local (`cluster.address` null) | we, sized to the plan | `Cluster.close`, and the launcher's sweep if we die |
 | a running cluster | its owner | only our actors end |
+
+All processes of a run are on the driver's node, whatever else the cluster has: segments are shared memory.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ from pathlib import Path
 import ray
 
 from flowtrain.config.schema import ClusterConfig
-from flowtrain.errors import PlanError
+from flowtrain.errors import FlowTrainError, PlanError
 from flowtrain.plan import RankPlan
 
 OBJECT_STORE_BYTES = 96 * 2**20
@@ -32,6 +34,7 @@ class Cluster:
         self.config = config
         self._session: Path | None = None
         self.connected = False
+        self.node_id = ""
 
     def start(self, ranks: list[RankPlan]) -> None:
         """Connect; refuse at once (exit 4, both numbers) when the cluster has too little for the ranks (R01)."""
@@ -39,31 +42,47 @@ class Cluster:
         os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
         cpus = sum(plan.threads for plan in ranks)
         gpus = sum(plan.device.startswith("cuda") for plan in ranks)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            if self.config.address is None:
-                context = ray.init(
-                    address="local",
-                    num_cpus=cpus,
-                    num_gpus=gpus,
-                    include_dashboard=False,
-                    object_store_memory=OBJECT_STORE_BYTES,
-                    log_to_driver=False,
-                    logging_level=logging.ERROR,
-                    configure_logging=True,
-                    _temp_dir=str(self.config.temp_dir) if self.config.temp_dir else None,
-                )
-                self._session = Path(context.address_info["session_dir"])
-            else:
-                ray.init(address=self.config.address, log_to_driver=False, logging_level=logging.ERROR)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                self._connect(cpus, gpus)
+        except FlowTrainError:
+            raise  # a signal
+        except Exception as error:  # Ray raises a bare one when a node does not start in time
+            raise PlanError(f"{self._refusal()}: {' '.join(str(error).split())[:300]}") from error
         self.connected = True
-        there = ray.cluster_resources()
+        self.node_id = ray.get_runtime_context().get_node_id()
+        there = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self.node_id)
         for name, need in (("CPU", cpus), ("GPU", gpus)):
             if need > there.get(name, 0):
                 raise PlanError(
-                    f"the plan needs {need} {name}s and the cluster has {there.get(name, 0):g}: "
+                    f"the plan needs {need} {name}s and this node of the cluster has {there.get(name, 0):g}: "
                     f"lower producers/consumers `num` or `threads`, or set cluster.oversubscribe: true"
                 )
+
+    def _connect(self, cpus: int, gpus: int) -> None:
+        if self.config.address is not None:
+            ray.init(address=self.config.address, log_to_driver=False, logging_level=logging.ERROR)
+            return
+        context = ray.init(
+            address="local",
+            num_cpus=cpus,
+            num_gpus=gpus,
+            include_dashboard=False,
+            object_store_memory=OBJECT_STORE_BYTES,
+            log_to_driver=False,
+            logging_level=logging.ERROR,
+            configure_logging=True,
+            _temp_dir=str(self.config.temp_dir) if self.config.temp_dir else None,
+        )
+        self._session = Path(context.address_info["session_dir"])
+
+    def _refusal(self) -> str:
+        if self.config.address is not None:
+            return (
+                f"cluster.address: {self.config.address} cannot be joined; start a Ray cluster there, or leave it out"
+            )
+        return "Ray did not start on this machine, which may be too busy or out of memory; try again"
 
     def close(self, keep_logs: bool = False) -> None:
         """Leave; a local node ends with it. Logs of a local node go too, unless `keep_logs`. Idempotent."""

@@ -21,7 +21,7 @@ records are written in step order; a checkpoint is complete only after the recor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,10 @@ from flowtrain.types import Phase, Role, Step
 from flowtrain.update.schedule import learning_rates
 
 COMPOSE_AHEAD = 3
-"""Steps composed before the current one is done: producers with a frozen encoder run ahead into them."""
+"""Steps composed before the current one is done, so that readers and composition are never waited for."""
+
+RUN_AHEAD = 64
+"""The same with a frozen encoder whose producers have nothing to do: they run ahead as far as the pool has room."""
 
 POLL_SECONDS = 1.0
 
@@ -70,8 +73,8 @@ class Schedule:
 class Controller:
     """Runs one training run over started, configured stages; see the page above.
 
-    `compose_eval(index)` is the evaluation pass after update `index`; `dump_to`: folder for gradients and parameters of
-    every step (`flowtrain verify`).
+    `compose_eval(index)` is the evaluation pass after update `index`; `data_order`: what the order of rows depends on;
+    `dump_to`: folder for gradients and parameters of every step (`flowtrain verify`).
     """
 
     def __init__(
@@ -87,6 +90,7 @@ class Controller:
         schedule: Schedule,
         stop: StopRequest,
         reduced_ranks: frozenset[Rank],
+        data_order: Mapping[str, Any],
         dump_to: Path | None = None,
     ) -> None:
         self.config = config
@@ -100,6 +104,7 @@ class Controller:
         self.schedule = schedule
         self.stop = stop
         self.reduced_ranks = reduced_ranks
+        self.data_order = data_order
         self.dump_to = dump_to
         self._ends: dict[StepKey, StepEnd] = {}
         self._updating: dict[int, StepEnd] = {}
@@ -205,7 +210,7 @@ class Controller:
 
     def _compose(self) -> None:
         """Append steps, and the evaluation passes due between them, to the order of need."""
-        while self._last_step is None and self._composed - self.flow.version < COMPOSE_AHEAD:
+        while self._last_step is None and self._may_compose():
             if self._eval_due is not None:
                 if self.eval_rows is None or not self.eval_rows.ready:
                     return
@@ -227,6 +232,11 @@ class Controller:
                 self.ledger.ended(self.feed.skipped_rest() if self.feed.exhausted else ())
                 if self._composed == 0:
                     raise DataError(f"no row of {self.config.data.train} can be trained: run `flowtrain data check`")
+
+    def _may_compose(self) -> bool:
+        ahead = self._composed - self.flow.version
+        idle = not self.flow.trainable_encoder and not self.flow.units_waiting
+        return ahead < (RUN_AHEAD if idle else COMPOSE_AHEAD)
 
     def _add(self, step: Step) -> None:
         key = (step.phase, step.index)
@@ -305,7 +315,11 @@ class Controller:
 
     def _note_recorded(self, index: int) -> None:
         """The books of a step are closed: what a checkpoint of it needs to know of them."""
-        state = {"totals": self.ledger.totals_state(), "total_steps": self.schedule.total_steps}
+        state = {
+            "totals": self.ledger.totals_state(),
+            "total_steps": self.schedule.total_steps,
+            "data": dict(self.data_order),
+        }
         self.checkpoints.recorded(index, state)
 
     def _trained(self) -> bool:

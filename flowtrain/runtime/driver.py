@@ -22,6 +22,10 @@ from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.telemetry.fatal import clear_error, write_error
 
+LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+"""Set to 0 before Ray is imported, a local node listens on loopback; else it listens on every interface, so that other
+nodes could join."""
+
 
 def main(argv: list[str] | None = None) -> int:
     """Run one training run; returns the exit code of contract C11."""
@@ -38,6 +42,8 @@ def main(argv: list[str] | None = None) -> int:
         clear_error(run_dir)
         config = load_config(arguments.config).config
         stop.deadline_seconds = config.run.stop_deadline_seconds
+        if config.cluster.address is None:
+            os.environ.setdefault(LOOPBACK_ONLY, "0")
         execute(config, run_dir, arguments.resume, stop, dump=arguments.verify)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):

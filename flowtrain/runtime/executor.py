@@ -28,7 +28,6 @@ class StageSpec:
         weights_dir: folder of the whole model's safetensors.
         run_dir: the run's folder.
         store: (host, port) of the side's rendezvous, None for a side of one rank or one that needs no collective.
-        restore: folder of a checkpoint to continue from.
     """
 
     rank_plan: RankPlan
@@ -37,7 +36,6 @@ class StageSpec:
     weights_dir: str
     run_dir: str
     store: tuple[str, int] | None = None
-    restore: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,6 +164,11 @@ class Flow:
                 del self._pack_of_unit[unit.id], self._owner[unit.id]
         return state.step
 
+    @property
+    def units_waiting(self) -> bool:
+        """Whether a unit has not been sent yet: its producer is busy, or the pool has no room."""
+        return bool(self._units)
+
     def begun(self, key: StepKey) -> bool:
         """Whether any order of the step has been sent."""
         return key in self._steps and self._steps[key].begun

@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 from ray.exceptions import RayActorError, RayTaskError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowtrain.errors import LostProcessError, PlanError
 from flowtrain.plan import RankPlan
@@ -73,11 +74,13 @@ class RayExecutor:
             return
         host = os.uname().nodename
         actor_class = ray.remote(concurrency_groups={"work": 1, "control": 2})(StageActor)
+        on_this_node = NodeAffinitySchedulingStrategy(self.cluster.node_id, soft=False)
         for key, plan in wanted.items():
             options = {
                 "num_cpus": plan.threads,
                 "num_gpus": int(plan.device.startswith("cuda")),
                 "max_restarts": 0,
+                "scheduling_strategy": on_this_node,
             }
             self._actors[key] = actor_class.options(**options).remote(str(plan.role), os.getpid(), host)
         deadline = time.monotonic() + self.start_timeout_seconds

@@ -58,6 +58,11 @@ class Inputs:
     def first_step(self) -> int:
         return self.state["step"] if self.state else 0
 
+    @property
+    def data_order(self) -> dict[str, Any]:
+        """What positions mean: a checkpoint's state of the data holds for this order of rows only."""
+        return {"fingerprint": self.train.fingerprint, "rows": len(self.train), "seed": self.config.run.seed}
+
     def sample_bytes(self, sample: SampleMeta) -> int:
         """Payload bytes of a sample's features in the pool."""
         features = self.shape.features(self.config.cut)
@@ -90,6 +95,7 @@ def execute(
     inventory = local_inventory()
     plan = make_plan(config, shape, inventory)
     inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
+    _check_resume(inputs)
     total = _schedule(inputs).total_steps
     with ExitStack() as stack:
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
@@ -120,6 +126,23 @@ def _way_on(run_dir: Path) -> str:
     if newest is None:
         return "no checkpoint was written"
     return f"{newest.name} is saved, go on with --resume {run_dir}"
+
+
+def _check_resume(inputs: Inputs) -> None:
+    """A checkpoint names rows by their position, so it needs the rows and the order that it was made with (K01)."""
+    if inputs.state is None:
+        return
+    before, now = inputs.state["data"], inputs.data_order
+    if before["seed"] != now["seed"]:
+        raise ConfigError(
+            f"run.seed is {now['seed']} and the checkpoint {inputs.resume} was made with {before['seed']}: the order "
+            f"of rows would change; set it back, or start a new run"
+        )
+    if before != now:
+        raise ConfigError(
+            f"{inputs.config.data.train} has changed since the checkpoint {inputs.resume} was made ({before['rows']} "
+            f"rows then, {now['rows']} now): restore it, or start a new run"
+        )
 
 
 def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, executor: Executor, dump: bool) -> None:
@@ -220,6 +243,7 @@ def _controller(
         _schedule(inputs),
         stop,
         frozenset((role, rank.rank) for role in inputs.reduced_roles for rank in sides[role]),
+        inputs.data_order,
         inputs.run_dir / "verify" if dump else None,
     )
 

@@ -40,6 +40,9 @@ from flowtrain.types import Phase, Role
 SPANNED = frozenset({"restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"})
 """Methods whose name is kept in the span file, so that an abort can be told from outside."""
 
+LOOPBACK = "127.0.0.1"
+"""Where the ranks of a side meet: all processes of a run are on one machine, and nothing listens to others."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
@@ -110,11 +113,19 @@ class StageSlot:
     def _open_store(self, world_size: int, timeout_seconds: float) -> tuple[str, int]:
         from torch.distributed import TCPStore
 
-        host = _own_address()
-        self._store = TCPStore(
-            host, 0, world_size, is_master=True, timeout=timedelta(seconds=timeout_seconds), wait_for_workers=False
-        )
-        return host, self._store.port
+        # A store that opens its own socket listens on every interface of the machine.
+        with socket.create_server((LOOPBACK, 0), backlog=world_size) as server:
+            port = server.getsockname()[1]
+            self._store = TCPStore(
+                LOOPBACK,
+                port,
+                world_size,
+                is_master=True,
+                timeout=timedelta(seconds=timeout_seconds),
+                wait_for_workers=False,
+                master_listen_fd=server.detach(),
+            )
+        return LOOPBACK, port
 
     def _configure(self, spec: StageSpec) -> StageReport:
         store, self._store = self._store, None
@@ -178,8 +189,7 @@ class StageSlot:
         assert spec.store is not None
         host, port = spec.store
         timeout = timedelta(seconds=config.run.timeout_seconds)
-        if host == "127.0.0.1":
-            os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
         try:
             if store is None:
                 store = dist.TCPStore(host, port, spec.world_size, is_master=False, timeout=timeout)
@@ -253,7 +263,8 @@ class StageSlot:
         from flowtrain.pool.client import PoolClient
         from flowtrain.pool.transport import make_transport
 
-        transport = make_transport("local" if self.local else "shm")
+        name = config.pool.transport
+        transport = make_transport(name if name != "auto" else "local" if self.local else "shm")
         owner = spec.rank_plan.rank if spec.rank_plan.segment_bytes else None
         return PoolClient(transport, owner, spec.rank_plan.segment_bytes)
 
@@ -264,8 +275,3 @@ class StageSlot:
         plan = spec.rank_plan
         peak = peak_flops(plan.device, config.model.dtype, plan.threads)
         return StageReport(os.getpid(), socket.gethostname(), plan.device, plan.threads, peak, rows, segment)
-
-
-def _own_address() -> str:
-    """Where the ranks of a side on other nodes reach this one; loopback when the run stays on one machine."""
-    return os.environ.get("FLOWTRAIN_NODE_ADDRESS", "127.0.0.1")

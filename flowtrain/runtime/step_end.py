@@ -38,7 +38,7 @@ class StepResult:
 
 @dataclass(slots=True)
 class StepEnd:
-    """Collects the answers of one step; `reports_expected` and `updates_expected` are ranks of the sides that train."""
+    """Collects the answers of one step; `ranks` are those of the sides that train."""
 
     step: Step
     ranks: frozenset[tuple[Role, int]]
