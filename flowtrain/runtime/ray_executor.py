@@ -69,6 +69,7 @@ class RayExecutor:
     def start(self, ranks: Sequence[RankPlan]) -> None:
         wanted = {(plan.role, plan.rank): plan for plan in ranks}
         self._run += 1
+        self._answers, self._unanswered = queue.SimpleQueue(), {}
         if self._actors:
             assert wanted.keys() <= self._actors.keys(), "a started executor serves plans that fit its actors"
             return
