@@ -36,9 +36,14 @@ def weight_files(folder: Path) -> dict[str, Path]:
     if index.is_file():
         try:
             shards = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError) as error:
+            names = {str(shard) for shard in shards.values()}
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise ConfigError(f"{index}: not a weight index ({error}); fetch the model folder again") from error
-        for shard in sorted(set(shards.values())):
+        for shard in sorted(names):
+            if Path(shard).name != shard:
+                raise ConfigError(
+                    f"{index}: shard {shard!r} is not the name of a file beside it; fetch the folder again"
+                )
             if not (folder / shard).is_file():
                 raise ConfigError(f"{index}: shard {shard} is missing beside it; fetch the model folder again")
         return {name: folder / shard for name, shard in shards.items()}
