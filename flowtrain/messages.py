@@ -90,11 +90,12 @@ class BackwardOrder:
 
 @dataclass(frozen=True, slots=True)
 class UnitsReturned:
-    """The gradients were read; their blocks may be freed by the next order."""
+    """The gradients were read; their blocks may be freed by the next order. Times as in `UnitEncoded`."""
 
     units: tuple[UnitId, ...]
     producer: int
     seconds: float
+    waited: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +112,6 @@ class ReduceReport:
 
     step: int
     square_sums: dict[Module, float] = field(default_factory=dict)
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +133,7 @@ class UpdateOrder:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
+    """The update is made; `max_memory_bytes`: the most that the process has held so far."""
+
     step: int
-    version: int
     max_memory_bytes: int
-    seconds: float

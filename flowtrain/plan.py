@@ -22,10 +22,6 @@ class Layout:
     def world_size(self) -> int:
         return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.pp
 
-    @property
-    def dp(self) -> int:
-        return self.dp_replicate * self.dp_shard
-
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:

@@ -37,7 +37,6 @@ class ConsumerStage:
     pool: PoolClient
     updater: Updater | None
     device: torch.device
-    version: int = 0
     _idle_since: float = field(default_factory=time.perf_counter)
 
     def train(self, order: PackOrder, *payloads: PayloadBlock) -> PackTrained:
@@ -71,16 +70,13 @@ class ConsumerStage:
 
     def reduce(self, order: ReduceOrder) -> ReduceReport:
         assert self.updater is not None, "nothing trains on the consumer side"
-        start = time.perf_counter()
-        return ReduceReport(order.step, self.updater.reduce(), time.perf_counter() - start)
+        return ReduceReport(order.step, self.updater.reduce())
 
     def update(self, order: UpdateOrder) -> UpdateReport:
         assert self.updater is not None, "nothing trains on the consumer side"
-        start = time.perf_counter()
         self.updater.update(order)
-        self.version = order.step
         self._idle_since = time.perf_counter()
-        return UpdateReport(order.step, self.version, peak_memory_bytes(), self._idle_since - start)
+        return UpdateReport(order.step, peak_memory_bytes())
 
     def save(self, folder: str) -> None:
         """Write parameters and optimizer of this side (rank 0; every rank holds the same)."""
@@ -97,6 +93,9 @@ class ConsumerStage:
         features = None
         if ref is not None:
             assert ref.unit.step == order.step, f"features of step {ref.unit.step} offered to step {order.step}"
+            assert not order.return_gradients or ref.version == order.step - 1, (
+                f"features of encoder version {ref.version} offered to step {order.step}"
+            )
             views = self.pool.get(ref)
             features = tuple(view.to(self.device).detach().requires_grad_(order.return_gradients) for view in views)
         assert (features is None) == (sample.vision_tokens == 0), f"sample {sample.id} has images and no features"

@@ -95,6 +95,7 @@ class ProducerStage:
     def backward(self, order: BackwardOrder) -> UnitsReturned:
         """Run the backwards of these units, in this order, on the gradients that lie over their features."""
         start = time.perf_counter()
+        waited = start - self._idle_since
         for unit in order.units:
             kept = self._kept.pop(unit)
             features = kept.features or self._encode(kept.inputs, grad=True)
@@ -109,25 +110,23 @@ class ProducerStage:
             ]
             torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
         self._idle_since = time.perf_counter()
-        return UnitsReturned(order.units, self.rank, self._idle_since - start)
+        return UnitsReturned(order.units, self.rank, self._idle_since - start, waited)
 
     def reduce(self, order: ReduceOrder) -> ReduceReport:
         assert self.updater is not None, "nothing trains on the producer side"
         assert not self._kept, f"reduce of step {order.step} before the backward of {list(self._kept)}"
-        start = time.perf_counter()
         if "encoder_gradient_doubled" in self.config.debug.faults:
             faults.double_encoder_gradient(self.encoder)
-        return ReduceReport(order.step, self.updater.reduce(), time.perf_counter() - start)
+        return ReduceReport(order.step, self.updater.reduce())
 
     def update(self, order: UpdateOrder) -> UpdateReport:
         assert self.updater is not None, "nothing trains on the producer side"
-        start = time.perf_counter()
         if "stale_encoder" in self.config.debug.faults:
             self._stale = {name: p.detach().clone() for name, p in self.encoder.parameters_by_name().items()}
         self.updater.update(order)
         self.version = order.step
         self._idle_since = time.perf_counter()
-        return UpdateReport(order.step, self.version, peak_memory_bytes(), self._idle_since - start)
+        return UpdateReport(order.step, peak_memory_bytes())
 
     def save(self, folder: str) -> None:
         """Write parameters and optimizer of this side (rank 0; every rank holds the same)."""

@@ -198,6 +198,7 @@ class Controller:
                 self.ledger.trained(value, num_bytes)
             case "backward":
                 self.flow.returned(value)
+                self.ledger.returned(value)
             case "reduce":
                 self._ends[Phase.TRAIN, value.step].reduced(answer.role, answer.rank, value)
             case "update":

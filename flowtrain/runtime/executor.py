@@ -13,9 +13,6 @@ from typing import Any, Protocol
 from flowtrain.plan import RankPlan
 from flowtrain.types import Role
 
-PayloadKey = int
-"""Number of a payload block (see `flowtrain.data.reader`)."""
-
 
 @dataclass(frozen=True, slots=True)
 class StageSpec:
@@ -64,9 +61,6 @@ class Executor(Protocol):
 
     def wake(self) -> None:
         """Makes a waiting `next` return None now; safe in a signal handler."""
-
-    def pids(self) -> dict[tuple[Role, int], int]:
-        """Process of each rank."""
 
     def close(self) -> None:
         """Ends every process that was started; idempotent."""

@@ -17,7 +17,7 @@ from typing import Any
 from flowtrain.config.schema import Config
 from flowtrain.errors import EXIT_DONE
 from flowtrain.flops import step_flops
-from flowtrain.messages import PackTrained, UnitEncoded
+from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned
 from flowtrain.plan import Plan
 from flowtrain.runtime.stages import StageReport
 from flowtrain.runtime.step_end import StepResult
@@ -53,7 +53,7 @@ class StepBook:
 
 
 class Ledger:
-    """`state`: the checkpoint's, to count on from; `occupancy` is asked for whenever a unit arrives."""
+    """`state`: the checkpoint's, to count on from; `total`: steps of the whole run."""
 
     def __init__(
         self,
@@ -118,6 +118,13 @@ class Ledger:
         _add(book.starvation, answer.rank, answer.waited)
         _add(book.consumer_seconds, answer.rank, answer.seconds)
         book.bytes_out += num_bytes
+
+    def returned(self, answer: UnitsReturned) -> None:
+        """A producer has run backwards; all its units are of one step."""
+        book = self._books.get(answer.units[0].step)
+        if book is not None:
+            _add(book.stall, answer.producer, answer.waited)
+            _add(book.producer_seconds, answer.producer, answer.seconds)
 
     def updated(
         self, step: Step, result: StepResult, lr: Mapping[Module, float], bad: Mapping[int, SkippedRow]

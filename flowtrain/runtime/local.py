@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -39,9 +38,6 @@ class LocalExecutor:
 
     def wake(self) -> None:
         """Nothing ever waits here."""
-
-    def pids(self) -> dict[tuple[Role, int], int]:
-        return dict.fromkeys(self._slots, os.getpid())
 
     def close(self) -> None:
         self._queue.clear()

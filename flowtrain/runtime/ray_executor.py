@@ -121,9 +121,6 @@ class RayExecutor:
         """Make a waiting `next` return None now; safe in a signal handler."""
         self._answers.put(None)
 
-    def pids(self) -> dict[tuple[Role, int], int]:
-        return dict(self._pids)
-
     def close(self) -> None:
         self._closing = True
         for actor in self._actors.values():

@@ -48,10 +48,6 @@ LOOPBACK = "127.0.0.1"
 class StageReport:
     """What a process tells of itself once its stage is built."""
 
-    pid: int
-    host: str
-    device: str
-    threads: int
     peak: Peak | None = None
     parameters: tuple[ParameterRow, ...] = ()
     segment: SegmentHandle | None = None
@@ -145,7 +141,7 @@ class StageSlot:
             from flowtrain.data.reader import ReaderStage
 
             self.stage = ReaderStage(config)
-            return StageReport(os.getpid(), socket.gethostname(), "cpu", 1)
+            return StageReport()
         import torch
 
         torch.set_num_threads(rank_plan.threads)
@@ -162,7 +158,8 @@ class StageSlot:
 
     def _restore(self, folder: str, version: int) -> None:
         """Continue from a checkpoint; a side that does not train has nothing in it."""
-        self.stage.version = version
+        if self.role is Role.PRODUCER:
+            self.stage.version = version
         if self.stage.updater is not None:
             self.stage.updater.load(Path(folder) / str(self.role))
 
@@ -274,4 +271,4 @@ class StageSlot:
         rows = parameter_rows(half.parameters_by_name(), half.module_of())
         plan = spec.rank_plan
         peak = peak_flops(plan.device, config.model.dtype, plan.threads)
-        return StageReport(os.getpid(), socket.gethostname(), plan.device, plan.threads, peak, rows, segment)
+        return StageReport(peak, rows, segment)

@@ -50,7 +50,7 @@ class Producer:
                     for ref in self.kept.pop(unit):
                         assert self.content[ref.address] == ("gradient", ref.position), "no gradient lies here"
                 self.returned += order.units
-                return UnitsReturned(order.units, self.rank, 0.0)
+                return UnitsReturned(order.units, self.rank, seconds=0.0, waited=0.0)
             case ReduceOrder():
                 assert not self.kept, f"reduce of step {order.step} before backwards of {list(self.kept)}"
                 self.reduced.append(order.step)

@@ -18,8 +18,8 @@ from flowtrain.runtime.signals import StopRequest
 stop = StopRequest(deadline_seconds=30)
 stop.install()
 stop.orderly = sys.argv[1] == "training"
-print("ready", flush=True)
 try:
+    print("ready", flush=True)
     for _ in range(2000):
         time.sleep(0.01)
         if stop.requested:

@@ -43,7 +43,7 @@ def test_ready_needs_every_pack_and_every_report_and_done_every_update() -> None
     assert end.ready
     assert not end.done
     for role, rank in RANKS:
-        end.updated(role, rank, UpdateReport(7, 7, 0, 0.0))
+        end.updated(role, rank, UpdateReport(7, 0))
     assert end.done
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import multiprocessing
+from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,19 @@ from flowtrain.types import Module
 from flowtrain.update import collectives
 from flowtrain.update.collectives import buckets
 from flowtrain.update.updater import Updater
+
+multiprocessing.set_forkserver_preload(["flowtrain.update.updater"])
+
+
+def start_ranks(main: Callable[..., None], arguments: tuple[Any, ...], world_size: int) -> None:
+    """Each rank in a process of its own, forked from one that has loaded torch."""
+    context = mp.start_processes(main, arguments, nprocs=world_size, join=False, start_method="forkserver")
+    for _ in range(60):
+        if context.join(timeout=1):
+            return
+    for process in context.processes:
+        process.kill()
+    pytest.fail(f"{world_size} ranks did not end within 60 s")
 
 
 def _left_out(step: int, rank: int) -> frozenset[Module]:
@@ -50,14 +65,7 @@ def _rank_main(rank: int, world_size: int, folder: str, faults: tuple[str, ...])
 
 
 def run_ranks(world_size: int, folder: Path, faults: tuple[str, ...] = ()) -> list[dict[str, Any]]:
-    context = mp.spawn(_rank_main, (world_size, str(folder), faults), nprocs=world_size, join=False)
-    for _ in range(60):
-        if context.join(timeout=1):
-            break
-    else:
-        for process in context.processes:
-            process.kill()
-        pytest.fail(f"{world_size} ranks did not end within 60 s")
+    start_ranks(_rank_main, (world_size, str(folder), faults), world_size)
     return [torch.load(folder / f"rank-{rank}.pt") for rank in range(world_size)]
 
 
@@ -115,7 +123,7 @@ def _alone_main(rank: int, folder: str) -> None:
 
 @pytest.mark.timeout(90)
 def test_a_rank_that_never_comes_is_told_within_the_timeout(tmp_path: Path) -> None:
-    mp.spawn(_alone_main, (str(tmp_path),), nprocs=2)
+    start_ranks(_alone_main, (str(tmp_path),), 2)
     message = (tmp_path / "error").read_text()
     assert "consumer 0: agreement on reached parameters of step 1 over 2 ranks failed (time-out 1 s)" in message
 
