@@ -30,10 +30,7 @@ class LocalExecutor:
         if not self._queue:
             return None
         role, rank, method, args, payloads = self._queue.popleft()
-        try:
-            value, payload = self._slots[role, rank].call(method, args, payloads)
-        except Exception as error:
-            return Answer(role, rank, method, None, error)
+        value, payload = self._slots[role, rank].call(method, args, payloads)
         return Answer(role, rank, method, value, payload=payload)
 
     def wake(self) -> None:

@@ -1,0 +1,180 @@
+"""The books of a run: what is written for each step, across a resume, and what the summary adds up to."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowtrain.allocator import Inventory, make_plan
+from flowtrain.config.schema import Config
+from flowtrain.errors import DataError
+from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned
+from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
+from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.step_end import StepResult
+from flowtrain.shapes import read_shape
+from flowtrain.telemetry.run_files import RunFiles
+from flowtrain.types import EmbeddingRef, ImageMeta, Module, Phase, SampleMeta, SkippedRow, Step
+
+COST = CostModel(token=1.0, token_pair=0.0, trained_token=0.0, projected_patch=0.0, patch=1.0, patch_pair=0.0)
+NUM_ROWS = 12
+SPEC = CompositionSpec(
+    num_rows=NUM_ROWS,
+    step_samples=4,
+    step_packs=None,
+    policy="arrival",
+    max_tokens=24,
+    lookahead=1,
+    num_consumers=2,
+    num_producers=1,
+    trainable_encoder=True,
+    max_unit_patches=64,
+    max_pack_vision_bytes=1 << 20,
+    horizon=NUM_ROWS,
+    block_bytes=lambda sample: 64 * sample.vision_tokens,
+)
+
+
+def sample(position: int) -> SampleMeta:
+    return SampleMeta(position, position, f"id-{position}", 8, 4, 2, (ImageMeta(32, 32, 4, 16),))
+
+
+def steps() -> list[Step]:
+    composer = Composer(SPEC, COST)
+    for position in range(NUM_ROWS):
+        composer.add(sample(position))
+    made = []
+    while (step := composer.next()) is not None:
+        made.append(step)
+    return made
+
+
+@pytest.fixture
+def make_ledger(digits: Path, tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
+    stack = ExitStack()
+
+    def make(state: dict[str, Any] | None = None, resume_step: int | None = None) -> Ledger:
+        config = Config.model_validate(
+            {
+                "run": {"dir": tmp_path},
+                "model": {"path": digits / "model"},
+                "data": {"train": digits / "data/train.parquet"},
+                "consumers": {"num": 2},
+                "packing": {"max_tokens": SPEC.max_tokens},
+                "telemetry": {"progress": "off"},
+            }
+        )
+        shape = read_shape(config.model.path)
+        plan = make_plan(config, shape, Inventory(cpus=8, gpus=0, memory_bytes=1 << 33, shm_bytes=1 << 33))
+        files = stack.enter_context(RunFiles(tmp_path, resume_step))
+        return Ledger(config, shape, plan, files, state, total=3)
+
+    with stack:
+        yield make
+
+
+def carry_out(ledger: Ledger, step: Step, bad: dict[int, SkippedRow], loss: float = 2.0) -> None:
+    """Every event of a step, as the controller tells them."""
+    for pack in step.packs:
+        for unit in pack.units:
+            refs = tuple(EmbeddingRef(s.position, unit.id, 0, 256, (), (), 0) for s in unit.samples)
+            ledger.encoded(UnitEncoded(unit.id, 0, refs, (), seconds=0.5, waited=0.25), occupancy=0.125)
+        ledger.trained(PackTrained(Phase.TRAIN, step.index, pack.slot, pack.rank, 1.0, 4, 1.0 + pack.rank, 0.5), 512)
+        if pack.units:
+            ids = tuple(unit.id for unit in pack.units)
+            ledger.returned(UnitsReturned(ids, 0, seconds=0.25, waited=0.125))
+    tokens = 2 * (step.rows - len(bad))
+    result = StepResult(loss, tokens, {Module.BACKBONE: 9.0, Module.ENCODER: 16.0}, clip=0.2, applied=True, finite=True)
+    ledger.updated(step, result, {Module.BACKBONE: 1e-3}, bad)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_a_step_is_written_with_what_each_side_did(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
+    ledger, step = make_ledger(), steps()[0]
+    ledger.composed(step, [SkippedRow(0, 0, "id-skipped", "too-long", "")])
+    bad = {step.samples[1].position: SkippedRow(1, 1, step.samples[1].id, "image-undecodable", "")}
+    carry_out(ledger, step, bad)
+    ledger.record(1, max_memory_bytes=2**30)
+    ledger.close(None)
+
+    num_units = sum(len(pack.units) for pack in step.packs)
+    num_packs = sum(bool(pack.units) for pack in step.packs)
+    [record] = lines(tmp_path / "metrics.jsonl")
+    busy = 0.5 * num_units + 0.25 * num_packs
+    assert record["rows"] == step.rows - 1
+    assert record["rows/skipped"] == 2
+    assert record["tokens/vision"] == 4 * (step.rows - 1)
+    assert record["grad_norm"] == 5.0
+    assert record["grad_norm/projector"] is None
+    assert record["flow/stall(s)"] == 0.25 * num_units + 0.125 * num_packs
+    assert record["flow/production_rate"] == pytest.approx(record["tokens/vision"] / busy)
+    assert record["pool/bytes_in"] == 256 * step.rows
+    assert record["pool/bytes_out"] == 512 * len(step.packs)
+    assert record["pool/occupancy(%)"] == 12.5
+    assert record["memory/max_active(GiB)"] == 1.0
+
+    trained = [row for written in lines(tmp_path / "samples.jsonl") for row in written["ids"]]
+    assert sorted(trained) == sorted(s.id for s in step.samples if s.position not in bad)
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert summary["exit"] == 0
+    assert summary["rows"]["read"] == summary["rows"]["trained"] + 2
+    assert summary["rows"]["skipped"]["image-undecodable"] == {"count": 1, "ids": [step.samples[1].id]}
+
+
+def test_totals_of_a_resumed_run_are_those_of_one_never_stopped(
+    make_ledger: Callable[..., Ledger], tmp_path: Path
+) -> None:
+    def go(ledger: Ledger, some: list[Step]) -> None:
+        for step in some:
+            ledger.composed(step, [SkippedRow(0, 0, f"skipped-{step.index}", "too-long", "")])
+            carry_out(ledger, step, {}, loss=float(step.index))
+            ledger.record(step.index, 0)
+
+    def summary() -> dict[str, Any]:
+        values = json.loads((tmp_path / "summary.json").read_text())
+        timed = ("wall_s", "final")
+        return {name: value for name, value in values.items() if name not in timed}
+
+    whole = make_ledger()
+    go(whole, steps())
+    whole.close(None)
+    at_once, written = summary(), (tmp_path / "samples.jsonl").read_text()
+
+    first = make_ledger()
+    go(first, steps()[:1])
+    state = json.loads(json.dumps({"totals": first.totals_state()}))
+    go(first, steps()[1:])
+    first.close(DataError("stopped"))
+    assert summary()["exit"] == DataError.exit_code
+
+    second = make_ledger(state, resume_step=1)
+    go(second, steps()[1:])
+    second.close(None)
+    assert summary() == at_once
+    assert (tmp_path / "samples.jsonl").read_text() == written
+
+
+def test_an_evaluation_pass_is_no_step_of_training(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
+    ledger, step = make_ledger(), steps()[0]
+    passed = compose_eval(SPEC, COST, [sample(position) for position in range(4)], 1)
+    ledger.composed(step, [])
+    ledger.composed(passed, [])
+    carry_out(ledger, step, {})
+    for pack in passed.packs:
+        ledger.trained(PackTrained(Phase.EVAL, 1, pack.slot, pack.rank, 1.0, 4, 100.0, 100.0), 1 << 20)
+    ledger.evaluated(1, 1.5)
+    ledger.record(1, 0)
+    ledger.close(None)
+    [record] = lines(tmp_path / "metrics.jsonl")
+    assert record["validation_metrics/loss"] == 1.5
+    assert record["flow/starvation(s)"] < 100
+    assert record["pool/bytes_out"] == 512 * len(step.packs)
+    assert json.loads((tmp_path / "summary.json").read_text())["final"]["validation_metrics/loss"] == 1.5

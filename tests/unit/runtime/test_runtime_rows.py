@@ -1,0 +1,138 @@
+"""Rows from readers to steps: any order of arrival, payloads kept as long as needed, every skipped row told once."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowtrain.data.reader import BlockRead
+from flowtrain.data.stream import SampleStream
+from flowtrain.errors import DataError
+from flowtrain.packing import Composer, CompositionSpec, CostModel
+from flowtrain.runtime.rows import PROBED_ROWS, BadShare, EvalRows, Payloads, RowFeed
+from flowtrain.types import ImageMeta, Phase, SampleMeta, SkippedRow, Step
+
+COST = CostModel(token=100.0, token_pair=1.0, trained_token=10.0, projected_patch=0.0, patch=20.0, patch_pair=0.5)
+BLOCK_ROWS = 4
+MOST_VISION = 12
+"""Vision tokens of a pack that the pool has room for."""
+
+
+def spec_of(num_rows: int, step_samples: int, lookahead: int) -> CompositionSpec:
+    return CompositionSpec(
+        num_rows=num_rows,
+        step_samples=step_samples,
+        step_packs=None,
+        policy="dynamic",
+        max_tokens=64,
+        lookahead=lookahead,
+        num_consumers=2,
+        num_producers=1,
+        trainable_encoder=False,
+        max_unit_patches=40,
+        max_pack_vision_bytes=64 * MOST_VISION,
+        horizon=num_rows,
+        block_bytes=lambda sample: 64 * sample.vision_tokens,
+    )
+
+
+def row_at(position: int, kind: str, block: int, index: int) -> SampleMeta | SkippedRow:
+    if kind == "bad":
+        return SkippedRow(position, position, f"row-{position}", "template", "")
+    vision = {"text": 0, "image": 3, "too-big": MOST_VISION + 1}[kind]
+    images = (ImageMeta(8, 8, vision, 4 * vision),) if vision else ()
+    return SampleMeta(position, position, f"row-{position}", 5 + position % 7, vision, 1, images, block, index)
+
+
+def read(kinds: list[str], start: int, count: int, block: int, phase: Phase = Phase.TRAIN) -> BlockRead:
+    rows: list[SampleMeta | SkippedRow] = []
+    for position in range(start, start + count):
+        index = sum(isinstance(row, SampleMeta) for row in rows)
+        rows.append(row_at(position, kinds[position], block, index))
+    return BlockRead(phase, block, start, tuple(rows))
+
+
+def run(kinds: list[str], step_samples: int, lookahead: int, seed: int) -> tuple[list[Step], list[SkippedRow]]:
+    """All steps of one epoch, blocks arriving in an order that the dice choose; checks payloads on the way."""
+    dice = random.Random(seed)
+    payloads = Payloads()
+    stream = SampleStream(len(kinds), BLOCK_ROWS, num_readers=2, end=len(kinds))
+    composer = Composer(spec_of(len(kinds), step_samples, lookahead), COST)
+    feed = RowFeed(stream, composer, payloads, BadShare(1.0, len(kinds)))
+    steps: list[Step] = []
+    told: list[SkippedRow] = []
+    asked: list[BlockRead] = []
+    while True:
+        asked += [read(kinds, request.start, request.count, request.block) for request in feed.requests()]
+        step = feed.next_step()
+        if step is not None:
+            steps.append(step)
+            told += feed.skipped_before(step)
+            blocks = sorted({sample.block for sample in step.samples})
+            assert payloads.handles(blocks) == [f"payload {block}" for block in blocks]
+            payloads.done(step.samples)
+        elif asked:
+            block = asked.pop(dice.randrange(len(asked)))
+            feed.add(block, f"payload {block.block}")
+        elif feed.exhausted:
+            break
+        else:
+            raise AssertionError("no step, nothing asked for, and rows are left")
+    assert len(payloads) == 0, "payloads outlive the last sample that needs them"
+    return steps, told + feed.skipped_rest()
+
+
+@given(
+    kinds=st.lists(st.sampled_from(["text", "image", "image", "bad", "too-big"]), min_size=1, max_size=40),
+    step_samples=st.integers(1, 6),
+    lookahead=st.integers(1, 3),
+    seed=st.integers(0, 99),
+)
+def test_every_row_is_trained_or_told_as_skipped_once_whatever_arrives_first(
+    kinds: list[str], step_samples: int, lookahead: int, seed: int
+) -> None:
+    steps, skipped = run(kinds, step_samples, lookahead, seed)
+    trained = Counter(sample.position for step in steps for sample in step.samples)
+    assert trained == Counter(position for position, kind in enumerate(kinds) if kind in ("text", "image"))
+    reasons = {"bad": "template", "too-big": "too-many-image-bytes"}
+    expected = {position: reasons[kind] for position, kind in enumerate(kinds) if kind in reasons}
+    assert {row.position: row.reason for row in skipped} == expected
+    assert len(skipped) == len(expected)
+    assert steps == run(kinds, step_samples, lookahead, seed=0)[0]
+
+
+@pytest.mark.parametrize(("num_bad", "stops"), [(50, False), (51, True)])
+def test_a_run_over_mostly_bad_rows_is_stopped_with_the_commonest_reason(num_bad: int, stops: bool) -> None:
+    share = BadShare(0.5, num_rows=1000)
+
+    def show() -> None:
+        for position in range(PROBED_ROWS):
+            bad = position < num_bad
+            share.add(row_at(position, "bad" if bad else "text", 0, 0))
+        for position in range(PROBED_ROWS, 2 * PROBED_ROWS):
+            share.add(row_at(position, "bad", 0, 0))
+
+    if not stops:
+        show()
+        return
+    with pytest.raises(DataError, match=r"51 of the first 100 rows .* 51 of them for `template` \(first: row row-0"):
+        show()
+
+
+def test_held_out_rows_are_ready_when_all_have_come_in_source_order() -> None:
+    kinds = ["text", "bad", "image", "text", "text", "bad"]
+    payloads = Payloads()
+    rows = EvalRows(len(kinds), BLOCK_ROWS, num_readers=1, payloads=payloads)
+    reads = [read(kinds, asked.start, asked.count, asked.block, Phase.EVAL) for asked in rows.requests()]
+    for block in reversed(reads):
+        assert not rows.ready
+        rows.add(block, "payload")
+    assert rows.ready
+    assert [sample.position for sample in rows.samples] == [0, 2, 3, 4]
+    assert [row.position for row in rows.skipped] == [1, 5]
+    assert len(payloads) == 2
+    assert list(rows.requests()) == []
