@@ -137,6 +137,10 @@ class Launch:
         assert process is not None
         return process
 
+    def titled(self, text: str) -> list[psutil.Process]:
+        """Processes with this in their title or command line."""
+        return [process for process in self.processes() if text in _title(process)]
+
     # --- waiting ------------------------------------------------------------------------------------------------------
 
     def until(self, look: Callable[[], Any], what: str, within: float = START_SECONDS) -> None:

@@ -40,6 +40,8 @@ def test_frozen_encoder_runs_ahead_to_the_bound_and_stalls_there(tmp_path: Path)
         records = [record for record in launch.metrics() if record["step"] > 2]
         launch.signal(signal.SIGINT)
         assert launch.end(within=15) == 130, launch.err
+        last = launch.metrics()[-1]["step"]
+        assert launch.checkpoints() == [last]
     assert 0.8 * pool_bytes < max(pages) <= pool_bytes
     occupancies = [record["pool/occupancy(%)"] for record in records]
     assert max(occupancies) > 80, "the producer never came near the bound"

@@ -1,11 +1,12 @@
 """However a process of a run dies, the run ends soon, says who it was, leaves nothing, and can be gone on with (C9).
 
-The tests share one run: each goes on from the last complete checkpoint of the one before, which is what a user does.
+Tests with `run_dir` share one run: each goes on from the last complete checkpoint of the one before, as a user would.
 """
 
 from __future__ import annotations
 
 import json
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -37,7 +38,15 @@ def running(run_dir: Path, *overrides: str) -> Iterator[Launch]:
         yield launch
 
 
-@pytest.mark.parametrize("victim", ["producer", "consumer", "reader"])
+@contextmanager
+def starting(run_dir: Path) -> Iterator[tuple[Launch, psutil.Process]]:
+    """A run whose stages are being started, and one of their processes."""
+    with Launch("digits", run_dir) as launch:
+        launch.until(lambda: launch.titled("StageActor"), "the first stage's process")
+        yield launch, launch.titled("StageActor")[0]
+
+
+@pytest.mark.parametrize("victim", ["producer", "consumer"])
 def test_a_killed_stage_ends_the_run(run_dir: Path, victim: str) -> None:
     with running(run_dir) as launch:
         stage = launch.stage(f"{victim}-0")
@@ -51,25 +60,35 @@ def test_a_killed_stage_ends_the_run(run_dir: Path, victim: str) -> None:
         assert json.loads((run_dir / "summary.json").read_text())["exit"] == 5
 
 
-def test_a_killed_driver_is_named_by_the_launcher(run_dir: Path) -> None:
-    with running(run_dir) as launch:
+def test_a_stage_killed_while_starting_ends_the_run(tmp_path: Path) -> None:
+    with starting(tmp_path / "run") as (launch, stage):
+        launch.kill(stage)
+        assert launch.end(within=ENDS_IN_SECONDS) == 5, launch.err
+        assert re.match(rf"(reader|producer|consumer) 0 (\(pid {stage.pid}\) )?died ", launch.last_line), launch.err
+
+
+def test_a_killed_driver_is_named_by_the_launcher(tmp_path: Path) -> None:
+    with starting(tmp_path / "run") as (launch, _):
         launch.kill(launch.driver)
         assert launch.end(within=ENDS_IN_SECONDS) == 5, launch.err
         assert "driver" in launch.last_line, launch.err
         assert "SIGKILL" in launch.last_line
-        assert str(run_dir) in launch.last_line
+        assert str(tmp_path / "run") in launch.last_line
 
 
-@pytest.mark.parametrize("also_driver", [False, True])
-def test_a_killed_launcher_takes_the_run_along(run_dir: Path, also_driver: bool) -> None:
-    """Our own processes are gone in 10 s; Ray's agents, which notice the loss of their node by themselves, in 120 s."""
-    with running(run_dir) as launch:
-        ours = [launch.driver, *(launch.stage(name) for name in ("producer-0", "consumer-0", "reader-0"))]
-        launch.kill(*([launch.driver] if also_driver else []), psutil.Process(launch.launcher.pid))
+def test_a_killed_launcher_takes_the_run_along(tmp_path: Path) -> None:
+    with starting(tmp_path / "run") as (launch, _):
+        launch.kill(psutil.Process(launch.launcher.pid))
         assert launch.launcher.wait(timeout=10) == -signal.SIGKILL
-        psutil.wait_procs(ours, timeout=10)
-        assert not [process for process in ours if process.is_running()]
-        launch.assert_gone(within=120)
+        launch.assert_gone(within=10)
+
+
+def test_killed_launcher_and_driver_take_the_run_along(run_dir: Path) -> None:
+    """The stages notice by themselves, and take Ray's agents along, which would stay for another minute."""
+    with running(run_dir) as launch:
+        launch.kill(launch.driver, psutil.Process(launch.launcher.pid))
+        assert launch.launcher.wait(timeout=10) == -signal.SIGKILL
+        launch.assert_gone(within=10)
 
 
 def test_a_stage_that_hangs_is_named(run_dir: Path) -> None:
@@ -86,15 +105,14 @@ def test_a_stage_that_hangs_is_named(run_dir: Path) -> None:
 
 
 def test_the_run_can_be_gone_on_with_to_its_end(run_dir: Path) -> None:
-    """After all that, every step is there once; the line names what was passed over."""
+    """After all that, in one process: every step is there once, and a line names the checkpoint passed over."""
     whole = sorted(int(path.parent.name[5:]) for path in run_dir.glob("checkpoints/step-*/complete.json"))
     last = max(whole, default=0)
     torn = run_dir / "checkpoints" / f"step-{last + 1}"
     torn.mkdir(parents=True, exist_ok=True)
     (torn / "state.json").write_text("{}")
-    with Launch(
-        "digits", run_dir, f"train.max_steps={last + 3}", "checkpoint.every=2", resume="latest" if whole else None
-    ) as launch:
+    overrides = ("mode=monolithic", f"train.max_steps={last + 3}", "checkpoint.every=2")
+    with Launch("digits", run_dir, *overrides, resume="latest" if whole else None) as launch:
         assert launch.launcher.wait(timeout=120) == 0, launch.err
         launch.processes()
         assert [record["step"] for record in launch.metrics()] == list(range(1, last + 4))

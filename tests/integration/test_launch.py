@@ -56,7 +56,7 @@ def test_ctrl_c_finishes_the_step_and_saves(run_dir: Path) -> None:
 
 def test_sigterm_during_a_save(run_dir: Path) -> None:
     """Goes on from the checkpoint of the test before, saves each step, and is told to end while one is written."""
-    with Launch("digits", run_dir, *SLOW, "checkpoint.every=1", resume=resumable(run_dir)) as launch:
+    with Launch("digits", run_dir, *HERE, *SLOW, "checkpoint.every=1", resume=resumable(run_dir)) as launch:
         before = newest(launch)
         launch.until(lambda: newest(launch) > before, "the first checkpoint")
         launch.processes()
