@@ -41,7 +41,6 @@ def write_part(parameters: Mapping[str, nn.Parameter], folder: Path, part_name: 
     """
     check_finite(parameters, part_name)
     parts = folder / PARTS_NAME
-    parts.mkdir(parents=True, exist_ok=True)
     for stale in parts.glob(f"{part_name}-*.safetensors"):
         stale.unlink()
     for number, names in enumerate(_shards(parameters)):

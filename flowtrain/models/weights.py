@@ -8,15 +8,16 @@ renamed when complete.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from flowtrain.errors import ConfigError
+from flowtrain.errors import ConfigError, PlanError
+from flowtrain.telemetry.files import sync, write_atomic
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -70,27 +71,29 @@ def read_tensors(files: Mapping[str, Path], names: Iterable[str]) -> Iterator[tu
 
 
 def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write one safetensors file, whole or not at all."""
-    aside = path.with_name(path.name + ".tmp")
-    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, aside, metadata={"format": "pt"})
-    write_through(aside)
-    os.replace(aside, path)
+    """Write one safetensors file, whole or not at all; `PlanError` when the disk refuses."""
+    aside = path.with_name(f"{path.name}.tmp")
+    with _disk(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+        save_file(on_host, aside, metadata={"format": "pt"})
+        sync(aside)
+        aside.replace(path)
+        sync(path.parent)
 
 
 def write_json(value: object, path: Path) -> None:
-    aside = path.with_name(path.name + ".tmp")
-    aside.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    write_through(aside)
-    os.replace(aside, path)
+    """The same for JSON."""
+    with _disk(path):
+        write_atomic(path, json.dumps(value, indent=2, sort_keys=True) + "\n")
 
 
-def write_through(path: Path) -> None:
-    """Flush a file's bytes to the disk, so that its later rename cannot be seen before them."""
-    descriptor = os.open(path, os.O_RDONLY)
+@contextmanager
+def _disk(path: Path) -> Iterator[None]:
     try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+        yield
+    except (OSError, SafetensorError) as error:
+        raise PlanError(f"cannot write {path}: {error}; free disk space or change run.dir") from error
 
 
 def _open(path: Path):  # type: ignore[no-untyped-def]  # safetensors ships no types

@@ -12,7 +12,6 @@ kept and one is removed only after a newer one is complete.
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 from collections import deque
@@ -23,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.telemetry.files import sync, write_atomic
 from flowtrain.types import Role, Step
 
 COMPLETE = "complete.json"
@@ -135,13 +135,13 @@ class CheckpointWriter:
     def _complete(self, folder: Path, state: dict[str, Any]) -> Path:
         final = folder.with_suffix("")
         with _disk(folder):
-            _write(folder / STATE, json.dumps(state))
+            write_atomic(folder / STATE, json.dumps(state))
             files = sorted(path for path in folder.rglob("*") if path.is_file())
             sizes = {str(path.relative_to(folder)): path.stat().st_size for path in files}
-            _write(folder / COMPLETE, json.dumps({"step": state["step"], "files": sizes}))
+            write_atomic(folder / COMPLETE, json.dumps({"step": state["step"], "files": sizes}))
             shutil.rmtree(final, ignore_errors=True)
             folder.rename(final)
-            _sync(self.root)
+            sync(self.root)
         self._prune()
         return final
 
@@ -164,18 +164,3 @@ def _disk(folder: Path) -> Iterator[None]:
         raise PlanError(
             f"cannot write checkpoint {folder}: {error.strerror}; free disk space or change run.dir"
         ) from error
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -57,8 +57,10 @@ class Executor(Protocol):
         """Sends an order; `payloads` are handles of earlier answers, resolved where the stage runs."""
 
     def next(self, timeout: float) -> Answer | None:
-        """The next answer, or None after `timeout` seconds without one. Where all stages share this process a failure is
-        raised as it is: there is nobody else whose failure could be its cause."""
+        """The next answer, or None after `timeout` seconds without one.
+
+        Where all stages share this process a failure is raised as it is: nobody else's could be its cause.
+        """
 
     def wake(self) -> None:
         """Makes a waiting `next` return None now; safe in a signal handler."""

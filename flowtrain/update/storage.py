@@ -11,7 +11,6 @@ written (K17); loading checks every name, shape and dtype and changes nothing be
 from __future__ import annotations
 
 import json
-import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,11 +19,12 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import nn
 
 from flowtrain.errors import ConfigError, FlowTrainError, PlanError
-from flowtrain.telemetry.files import sync_folder, write_atomic
+from flowtrain.models.weights import write_tensors
+from flowtrain.telemetry.files import sync, write_atomic
 
 PARAMETERS_FILE = "parameters.safetensors"
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -42,23 +42,6 @@ class SavedState:
 
     def to_json(self) -> str:
         return json.dumps({"step": self.step, "freeze": list(self.freeze), "trainable": list(self.trainable)}, indent=1)
-
-
-def write_tensors(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Write one safetensors file, aside and then renamed, synced; `PlanError` when the disk refuses."""
-    aside = path.with_name(f"{path.name}.tmp")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        save_file({name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}, aside)
-        descriptor = os.open(aside, os.O_RDONLY)
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
-        aside.replace(path)
-        sync_folder(path.parent)
-    except (OSError, SafetensorError) as error:
-        raise PlanError(f"cannot write {path}: {error}; free disk space or change run.dir") from error
 
 
 def save_side(
@@ -79,13 +62,13 @@ def save_side(
     }
     aside = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
-    write_tensors(aside / PARAMETERS_FILE, parameters)
-    write_tensors(aside / OPTIMIZER_FILE, moments)
+    write_tensors(parameters, aside / PARAMETERS_FILE)
+    write_tensors(moments, aside / OPTIMIZER_FILE)
     try:
         write_atomic(aside / STATE_FILE, state.to_json())
         shutil.rmtree(folder, ignore_errors=True)
         aside.rename(folder)
-        sync_folder(folder.parent)
+        sync(folder.parent)
     except OSError as error:
         raise PlanError(f"cannot write {folder}: {error.strerror}; free disk space or change run.dir") from error
 

@@ -19,10 +19,11 @@ from torch import nn
 
 from flowtrain.config.schema import TrainConfig
 from flowtrain.messages import UpdateOrder
+from flowtrain.models.weights import write_tensors
 from flowtrain.types import Module, Role
 from flowtrain.update.collectives import Collectives
 from flowtrain.update.optimizer import make_optimizer
-from flowtrain.update.storage import SavedState, load_side, save_side, write_tensors
+from flowtrain.update.storage import SavedState, load_side, save_side
 
 TIMEOUT_SECONDS = 600.0
 
@@ -86,12 +87,12 @@ class Updater:
         dump = Path(order.gradients_to) if order.gradients_to is not None and self.rank == 0 else None
         if dump is not None:
             gradients = {name: _gradient(parameter) for name, parameter in present.items()}
-            write_tensors(dump / f"{self.role.value}-gradients.safetensors", gradients)
+            write_tensors(gradients, dump / f"{self.role.value}-gradients.safetensors")
         if order.apply:
             self._clip(present, order.clip)
             self._apply(order.lr)
         if dump is not None:
-            write_tensors(dump / f"{self.role.value}-parameters.safetensors", self.parameters)
+            write_tensors(self.parameters, dump / f"{self.role.value}-parameters.safetensors")
         self.optimizer.zero_grad(set_to_none=True)
         self.step = order.step
 

@@ -14,10 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForImageTextToText
 
 from flowtrain.config.schema import Config
-from flowtrain.errors import ConfigError
+from flowtrain.errors import ConfigError, PlanError
 from flowtrain.models.backbone import BackboneHalf
 from flowtrain.models.encoder import EncoderHalf
 from flowtrain.models.loading import ensure_weights
+from flowtrain.models.weights import weight_files, write_json, write_tensors
 from flowtrain.types import Module
 
 
@@ -205,3 +206,19 @@ def _folder_with(folder: Path, tensors: dict[str, torch.Tensor], num_shards: int
         save_file({n: tensors[n] for n in names if shards[n] == shard}, folder / shard)
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     return folder
+
+
+@pytest.mark.parametrize("shard", ["../secret.safetensors", "/etc/hosts", "a/b.safetensors"])
+def test_an_index_names_files_beside_it_only(shard: str, tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    save_file({"x": torch.zeros(1)}, tmp_path / "secret.safetensors")
+    (tmp_path / "model" / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"x": shard}}))
+    with pytest.raises(ConfigError, match="is not the name of a file beside it"):
+        weight_files(tmp_path / "model")
+
+
+def test_a_disk_that_refuses_is_told_with_what_to_change(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("where a folder should be")
+    for write in (lambda path: write_tensors({"x": torch.zeros(1)}, path), lambda path: write_json({}, path)):
+        with pytest.raises(PlanError, match=r"cannot write .*; free disk space or change run.dir"):
+            write(tmp_path / "file" / "x")

@@ -56,7 +56,7 @@ def test_keeps_the_newest_and_orders_them_by_number(tmp_path: Path) -> None:
     assert newest_complete(tmp_path).folder == tmp_path / "checkpoints" / "step-10"
 
 
-@pytest.mark.parametrize("damage", ["no-mark", "short-file", "missing-file", "broken-mark"])
+@pytest.mark.parametrize("damage", ["no-mark", "short-file", "missing-file", "broken-mark", "file-elsewhere"])
 def test_half_written_is_passed_over(tmp_path: Path, damage: str) -> None:
     writer = CheckpointWriter(tmp_path, keep=3)
     write(writer, 4)
@@ -70,6 +70,9 @@ def test_half_written_is_passed_over(tmp_path: Path, damage: str) -> None:
             (newest / "consumer" / "parameters.safetensors").unlink()
         case "broken-mark":
             (newest / "complete.json").write_text("{")
+        case "file-elsewhere":
+            (tmp_path / "elsewhere").write_bytes(b"x")
+            (newest / "complete.json").write_text(json.dumps({"step": 8, "files": {"../../elsewhere": 1}}))
     writer.begin(step(12), BOTH)
     found = newest_complete(tmp_path)
     assert found.folder == tmp_path / "checkpoints" / "step-4"
