@@ -20,7 +20,7 @@ import typer
 
 from flowtrain.cli import failure
 from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
-from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, LostProcessError
+from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError
 
 if TYPE_CHECKING:
     from flowtrain.cli.supervise import Ended
@@ -153,6 +153,8 @@ def _open_spans(run_dir: Path) -> str:
 
 
 def _plan(config: Config) -> Plan:
+    if config.train.step.packs is not None and config.train.max_steps is None:
+        raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
     from flowtrain.allocator import local_inventory, make_plan
     from flowtrain.shapes import read_shape
 

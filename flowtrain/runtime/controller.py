@@ -124,9 +124,14 @@ class Controller:
         self.stop.orderly, self.stop.wake = True, self.executor.wake
         try:
             self._until(self._trained)
+            if not self.stop.requested:
+                self.feed.bad_share.ended()
             if self._newest is not None and self.checkpoints.newest != self._newest.index:
                 self._save(self._newest)
             self._until(lambda: not self.checkpoints.pending and not self._updating)
+        except DataError:
+            self.ledger.unusable(self.feed.skipped_rest())
+            raise
         finally:
             self.stop.orderly = False
 
@@ -215,6 +220,8 @@ class Controller:
             if self._eval_due is not None:
                 if self.eval_rows is None or not self.eval_rows.ready:
                     return
+                if self._eval_composed is None:
+                    self.ledger.held_out(self.eval_rows.num_rows, self.eval_rows.skipped)
                 self._add(self.compose_eval(self._eval_due))
                 self._eval_composed, self._eval_due = self._eval_due, None
                 continue
@@ -256,7 +263,7 @@ class Controller:
             if not self.flow.finished(key):
                 continue
             if phase is Phase.EVAL:
-                self.ledger.evaluated(index, end.loss())
+                self.ledger.evaluated(index, end.loss() if end.trained_tokens else None)
                 self._forget(key)
             elif index == self.flow.version + 1 and end.ready:
                 self._update(key, end)
@@ -291,11 +298,13 @@ class Controller:
         order = end.order(result, lr, None if folder is None else str(folder))
         for role, rank in sorted(self.reduced_ranks):
             self._submit(role, rank, "update", order)
-        self.ledger.updated(step, result, lr, self.flow.bad_rows(key))
+        bad = self.flow.bad_rows(key)
+        self.ledger.updated(step, result, lr, bad)
         self.flow.update_sent(step.index)
         self._forget(key)
         self._updating[step.index] = end
         self._newest = step
+        self.feed.bad_share.decoded(len(step.samples), bad.values())
         if self.schedule.saves(step.index):
             self._save(step)
 

@@ -9,7 +9,7 @@ Everything is added when it happens and written when the step's record is due, i
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +30,9 @@ from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.tables import startup_tables
 from flowtrain.telemetry.totals import Totals
 from flowtrain.types import Module, Phase, Role, SkippedRow, Step
+
+NAMED_IDS = 3
+"""Skipped rows named for each reason at the end of a run; summary.json names more."""
 
 
 @dataclass(slots=True)
@@ -100,6 +103,12 @@ class Ledger:
         """There will be no more steps; `skipped`: rows behind the last one."""
         self._rest = tuple(skipped)
 
+    def unusable(self, skipped: Iterable[SkippedRow]) -> None:
+        """The rows end the run; `skipped`: those behind the last step. Those of steps not yet recorded count as well."""
+        unrecorded = [row for book in self._books.values() for row in (*book.skipped, *book.bad.values())]
+        for row in (*unrecorded, *self._rest, *skipped):
+            self.totals.skip(row)
+
     def encoded(self, answer: UnitEncoded, occupancy: float) -> None:
         """`occupancy`: used share of the pool right now."""
         book = self._books.get(answer.unit.step)
@@ -135,9 +144,21 @@ class Ledger:
         now = time.monotonic()
         book.seconds, self._step_start = now - self._step_start, now
 
-    def evaluated(self, index: int, loss: float) -> None:
-        """The evaluation pass behind update `index` is done; its time belongs to no step."""
+    def held_out(self, num_rows: int, skipped: Sequence[SkippedRow]) -> None:
+        """The held-out rows have been read; called once."""
+        if skipped:
+            first = skipped[0]
+            self.line(
+                f"warning: {len(skipped)} of {num_rows} held-out rows cannot be used (first: row {first.id}: "
+                f"{first.detail}, {first.reason}); `flowtrain data check` tells what to change"
+            )
+
+    def evaluated(self, index: int, loss: float | None) -> None:
+        """The evaluation pass behind update `index` is done; its time belongs to no step. None: no row could be used."""
         self._step_start = time.monotonic()
+        if loss is None:
+            self.line(f"step {index}: no evaluation loss, because no held-out row can be used")
+            return
         self.totals.evaluated(loss)
         if index in self._books:
             self._books[index].eval_loss = loss
@@ -152,6 +173,10 @@ class Ledger:
                 ids = [sample.id for sample in pack.samples if sample.position not in book.bad]
                 self.files.samples(index, pack.rank, pack.slot, ids)
         for row in (*book.skipped, *book.bad.values()):
+            if row.reason not in self.totals.skipped:
+                self.line(
+                    f"skipped row {row.id}: {row.detail} ({row.reason}); summary.json will count more of its kind"
+                )
             self.totals.skip(row)
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
         self.totals.step(metrics)
@@ -181,6 +206,8 @@ class Ledger:
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
         for row in self._rest if error is None else ():
             self.totals.skip(row)
+        if error is None and self.totals.rows_skipped:
+            self.line(f"warning: {skipped_text(self.totals)}; `flowtrain data check` tells what to change")
         self.files.summary(self.totals.summary(EXIT_DONE if error is None else exit_code_of(error)))
 
     def _metrics(self, book: StepBook, max_memory_bytes: int) -> StepMetrics:
@@ -223,3 +250,12 @@ class Ledger:
 
 def _add(sums: dict[int, float], rank: int, value: float) -> None:
     sums[rank] = sums.get(rank, 0.0) + value
+
+
+def skipped_text(totals: Totals) -> str:
+    """`2 of 40 rows were skipped: image-missing 1 (cat-7), too-long 1 (cat-9)`."""
+    kinds = []
+    for reason, rows in sorted(totals.skipped.items(), key=lambda pair: (-pair[1].count, pair[0])):
+        some = ", ".join(rows.ids[:NAMED_IDS]) + (", …" if rows.count > NAMED_IDS else "")
+        kinds.append(f"{reason} {rows.count} ({some})")
+    return f"{totals.rows_skipped} of {totals.rows_read} rows were skipped: {', '.join(kinds)}"

@@ -9,7 +9,7 @@ Skipped rows are counted with the step whose rows they stood among, so that a re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from flowtrain.data.reader import BlockRead
@@ -48,30 +48,67 @@ class Payloads:
 
 
 class BadShare:
-    """Stops a run whose first rows are mostly unusable: most often the config is wrong, not the rows (D25, D28)."""
+    """Stops a run whose rows are mostly unusable: most often the config is wrong, not the rows (D07, D25, D28).
+
+    | rule | looked at |
+    |---|---|
+    | more than `limit` of the first rows | told by readers; images that producers cannot decode |
+    | no usable row in a whole pass | told by readers; else an endless run would read for ever |
+    | no row trained | at the end |
+    """
 
     def __init__(self, limit: float, num_rows: int) -> None:
         self.limit = limit
+        self.num_rows = num_rows
         self.probe = min(PROBED_ROWS, num_rows)
         self.seen = 0
+        self.composed = 0
         self.reasons: Counter[str] = Counter()
         self.first: dict[str, SkippedRow] = {}
+        self._any_usable = self._any_trained = False
 
     def add(self, row: SampleMeta | SkippedRow) -> None:
-        if self.seen >= self.probe:
-            return
+        """A row was read."""
         self.seen += 1
-        if isinstance(row, SkippedRow):
-            self.reasons[row.reason] += 1
-            self.first.setdefault(row.reason, row)
+        self._any_usable |= isinstance(row, SampleMeta)
+        if self.seen <= self.probe and isinstance(row, SkippedRow):
+            self._count(row)
+        if self.seen == self.probe:
+            self._judge()
+        if self.seen == self.num_rows and not self._any_usable:
+            raise self._error(f"none of the {self.num_rows} rows can be used", "")
+
+    def decoded(self, num_rows: int, bad: Iterable[SkippedRow]) -> None:
+        """A step of `num_rows` was trained, all but those found bad at decode."""
+        bad = tuple(bad)
+        self._any_trained |= len(bad) < num_rows
+        if self.composed < self.probe:
+            for row in bad[: self.probe - self.composed]:
+                self._count(row)
+            self._judge()
+        self.composed += num_rows
+
+    def ended(self) -> None:
+        """There are no more steps."""
+        if self.composed and not self._any_trained:
+            raise self._error(f"none of the {self.composed} rows of the run could be trained", "")
+
+    def _count(self, row: SkippedRow) -> None:
+        self.reasons[row.reason] += 1
+        self.first.setdefault(row.reason, row)
+
+    def _judge(self) -> None:
         bad = self.reasons.total()
-        if self.seen == self.probe and bad > self.limit * self.probe:
-            reason, count = self.reasons.most_common(1)[0]
-            row_of_reason = self.first[reason]
-            raise DataError(
-                f"{bad} of the first {self.probe} rows cannot be used, {count} of them for `{reason}` (first: row "
-                f"{row_of_reason.id}: {row_of_reason.detail}); run `flowtrain data check`, or raise data.max_bad_share"
-            )
+        if bad > self.limit * self.probe:
+            raise self._error(f"{bad} of the first {self.probe} rows cannot be used", ", or raise data.max_bad_share")
+
+    def _error(self, what: str, way_out: str) -> DataError:
+        reason, count = self.reasons.most_common(1)[0]
+        first = self.first[reason]
+        return DataError(
+            f"{what}, {count} of them for `{reason}` (first: row {first.id}: {first.detail}); "
+            f"run `flowtrain data check`{way_out}"
+        )
 
 
 class RowFeed:
@@ -118,12 +155,12 @@ class RowFeed:
 
     def _drain(self) -> None:
         while (row := self.stream.take()) is not None:
-            self.bad_share.add(row)
             if isinstance(row, SampleMeta) and (too_big := self.composer.too_big(row)):
                 self.payloads.done([row])
                 row = SkippedRow(row.position, row.row, row.id, "too-many-image-bytes", str(too_big))
             if isinstance(row, SkippedRow):
                 self._skipped.append(row)
+            self.bad_share.add(row)
             self.composer.add(row)
         if self.stream.exhausted and not self._ended:
             self._ended = True

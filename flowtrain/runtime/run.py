@@ -194,8 +194,7 @@ def _schedule(inputs: Inputs) -> Schedule:
     train = inputs.config.train
     total = train.max_steps
     if total is None:
-        if train.step.samples is None:
-            raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
+        assert train.step.samples is not None, "steps by packs have max_steps"
         total = math.ceil(len(inputs.train) * (train.epochs or 1) / train.step.samples)
     every = inputs.config.checkpoint.every
     return Schedule(total, inputs.first_step, inputs.eval is not None, train.eval_every, every)

@@ -133,7 +133,7 @@ def describe_step(record: Mapping[str, Any]) -> str:
 
 
 def _number(value: float | None, form: str) -> str:
-    return "nan" if value is None else format(value, form)
+    return "none" if value is None else format(value, form)
 
 
 def format_seconds(seconds: float) -> str:

@@ -59,7 +59,7 @@ class StepMetrics:
 
     Attributes:
         rows: rows that trained (bad ones left out).
-        loss: mean over the step's surviving trained tokens.
+        loss: mean over the step's surviving trained tokens; without one it is not known, and null in the record.
         grad_norm: over all modules, before clipping; of the mean loss.
         module_norms: the same of each module that a sample reached.
         seconds: from the end of the step before to the end of this one.
@@ -125,7 +125,7 @@ class StepMetrics:
             "tokens/text": self.text_tokens,
             "tokens/vision": self.vision_tokens,
             "tokens/trained": self.trained_tokens,
-            LOSS: self.loss,
+            LOSS: self.loss if self.trained_tokens else None,
             LOSS_HEX: float(self.loss).hex(),
             GRAD_NORM: self.grad_norm,
             **{f"grad_norm/{module.value}": self.module_norms.get(module) for module in Module},

@@ -95,6 +95,10 @@ def run(kinds: list[str], step_samples: int, lookahead: int, seed: int) -> tuple
 def test_every_row_is_trained_or_told_as_skipped_once_whatever_arrives_first(
     kinds: list[str], step_samples: int, lookahead: int, seed: int
 ) -> None:
+    if not {"text", "image"} & set(kinds):
+        with pytest.raises(DataError, match=rf"none of the {len(kinds)} rows can be used"):
+            run(kinds, step_samples, lookahead, seed)
+        return
     steps, skipped = run(kinds, step_samples, lookahead, seed)
     trained = Counter(sample.position for step in steps for sample in step.samples)
     assert trained == Counter(position for position, kind in enumerate(kinds) if kind in ("text", "image"))
@@ -121,6 +125,29 @@ def test_a_run_over_mostly_bad_rows_is_stopped_with_the_commonest_reason(num_bad
         return
     with pytest.raises(DataError, match=r"51 of the first 100 rows .* 51 of them for `template` \(first: row row-0"):
         show()
+
+
+def test_images_that_cannot_be_decoded_count_among_the_first_rows() -> None:
+    share = BadShare(0.5, num_rows=40)
+    bad = [SkippedRow(position, position, f"row-{position}", "image-undecodable", "cut") for position in range(40)]
+    for position in range(40):
+        share.add(row_at(position, "bad" if position < 8 else "image", 0, 0))
+    share.decoded(16, bad[:12])
+    with pytest.raises(
+        DataError, match=r"21 of the first 40 rows .* 13 of them for `image-undecodable` \(first: row row-0"
+    ):
+        share.decoded(16, bad[:1])
+
+
+def test_a_run_that_trained_no_row_says_so_at_its_end_whatever_share_may_be_bad() -> None:
+    bad = [SkippedRow(position, position, f"row-{position}", "image-undecodable", "cut") for position in range(8)]
+    share = BadShare(1.0, num_rows=40)
+    share.decoded(4, bad[:4])
+    share.decoded(4, bad[4:])
+    with pytest.raises(DataError, match=r"none of the 8 rows of the run could be trained, 8 of them"):
+        share.ended()
+    share.decoded(4, bad[:3])
+    share.ended()
 
 
 def test_held_out_rows_are_ready_when_all_have_come_in_source_order() -> None:

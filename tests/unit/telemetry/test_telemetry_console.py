@@ -42,7 +42,7 @@ def test_a_plain_line_a_step() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     unknown = RECORD | {"mfu(%)": None, "pool/occupancy(%)": None, "loss_metrics/global_avg_loss": None}
-    assert describe_step(unknown) == "loss nan  12,346 tokens/s  starved 0.12s"
+    assert describe_step(unknown) == "loss none  12,346 tokens/s  starved 0.12s"
     assert describe_step(RECORD | {"validation_metrics/loss": 2.0}).startswith("loss 1.2346  eval 2.0000  ")
 
 
