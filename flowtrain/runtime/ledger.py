@@ -104,7 +104,7 @@ class Ledger:
         self._rest = tuple(skipped)
 
     def unusable(self, skipped: Iterable[SkippedRow]) -> None:
-        """The rows end the run; `skipped`: those behind the last step. Those of steps not yet recorded count as well."""
+        """The rows end the run; `skipped`: those behind the last step. Those of unrecorded steps count as well."""
         unrecorded = [row for book in self._books.values() for row in (*book.skipped, *book.bad.values())]
         for row in (*unrecorded, *self._rest, *skipped):
             self.totals.skip(row)
@@ -154,7 +154,7 @@ class Ledger:
             )
 
     def evaluated(self, index: int, loss: float | None) -> None:
-        """The evaluation pass behind update `index` is done; its time belongs to no step. None: no row could be used."""
+        """The evaluation pass behind update `index` is done; its time belongs to no step. None: no usable row."""
         self._step_start = time.monotonic()
         if loss is None:
             self.line(f"step {index}: no evaluation loss, because no held-out row can be used")
@@ -174,9 +174,7 @@ class Ledger:
                 self.files.samples(index, pack.rank, pack.slot, ids)
         for row in (*book.skipped, *book.bad.values()):
             if row.reason not in self.totals.skipped:
-                self.line(
-                    f"skipped row {row.id}: {row.detail} ({row.reason}); summary.json will count more of its kind"
-                )
+                self.line(f"skipped row {row.id}: {row.detail} ({row.reason}); summary.json counts others like it")
             self.totals.skip(row)
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
         self.totals.step(metrics)
