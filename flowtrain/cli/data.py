@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from flowtrain.config.schema import Config
-    from flowtrain.data.sample import SampleBuilder
     from flowtrain.data.survey import Survey
 
 Split = Annotated[Phase, typer.Option("--split", help="Training or held-out rows.")]
@@ -49,12 +48,13 @@ def show(
     debug: Debug = False,
 ) -> None:
     """Show rows as the model sees them: text with the trained tokens marked, pictures, token counts."""
+    from flowtrain.cli.data_row import find_row, show_row
     from flowtrain.data.survey import open_builder
 
     builder = open_builder(_load(config_path, overrides), split)
-    first = _find(builder, row)
+    first = find_row(builder, row)
     console = _console()
-    shown = [_show_row(builder, number, console) for number in range(first, min(first + count, len(builder.source)))]
+    shown = [show_row(builder, number, console) for number in range(first, min(first + count, len(builder.source)))]
     _write_json(json_file, shown)
 
 
@@ -119,100 +119,6 @@ def scan(
     _write_json(json_file, {"file": str(out), **survey.to_dict(), "percentiles": sizes})
     if survey.rows and not survey.usable:
         raise DataError(f"none of the {survey.rows} rows of {path} can be used: run `flowtrain data check`")
-
-
-# --- show -------------------------------------------------------------------------------------------------------------
-
-
-def _find(builder: SampleBuilder, wanted: str) -> int:
-    """Row number of a number or an id; an id that looks like a number is found when there is no such row number."""
-    from flowtrain.data.errors import BadRow
-
-    num_rows = len(builder.source)
-    if wanted.isdecimal() and int(wanted) < num_rows:
-        return int(wanted)
-    for number in range(num_rows):
-        try:
-            row_id = builder.source.row(number).id
-        except BadRow as error:
-            row_id = error.row_id or ""
-        if row_id == wanted:
-            return number
-    raise DataError(f"{builder.source.path} has no row {wanted}: it has {num_rows} rows, numbered from 0")
-
-
-def _show_row(builder: SampleBuilder, number: int, console: Console) -> dict[str, Any]:
-    from rich.table import Table
-    from rich.text import Text
-
-    from flowtrain.data.show import masked_text, token_runs
-
-    built = builder.build(number, number, 0, 0)
-    if isinstance(built, SkippedRow):
-        console.print(Text(f"row {number} ({built.id}) cannot be used, {built.reason}: {built.detail}"), soft_wrap=True)
-        return {"row": number, "id": built.id, "skipped": built.reason, "detail": built.detail}
-    sample, tokens = built
-    console.rule(Text(f"row {number} · {sample.id}"))
-    if console.is_terminal:
-        text = Text()
-        for run in token_runs(builder.processor, tokens):
-            shown = f"{run.text}×{run.num_image_tokens}" if run.num_image_tokens else run.text
-            text.append(shown, style="bold green" if run.trained else "cyan" if run.num_image_tokens else "dim")
-        console.print(text)
-    else:
-        console.print(Text(masked_text(builder.processor, tokens)), soft_wrap=True)
-    if sample.images:
-        table = Table()
-        table.add_column("image", overflow="fold")
-        for heading in ("width × height", "patches", "tokens"):
-            table.add_column(heading, justify="right", no_wrap=True)
-        refs = builder.source.row(number).images
-        for ref, image in zip(refs, sample.images, strict=True):
-            table.add_row(Text(ref.label), f"{image.width} × {image.height}", str(image.patches), str(image.tokens))
-        console.print(table)
-        if console.is_terminal:
-            _print_pictures(builder, number, console)
-    console.print(
-        f"{sample.tokens} tokens: {sample.text_tokens} text, {sample.vision_tokens} image; "
-        f"{sample.trained_tokens} trained"
-    )
-    return {
-        "row": number,
-        "id": sample.id,
-        "text": masked_text(builder.processor, tokens),
-        "tokens": {"text": sample.text_tokens, "vision": sample.vision_tokens, "trained": sample.trained_tokens},
-        "images": [
-            {"height": image.height, "width": image.width, "patches": image.patches, "tokens": image.tokens}
-            for image in sample.images
-        ],
-        "input_ids": tokens.input_ids.tolist(),
-        "labels": tokens.labels.tolist(),
-    }
-
-
-def _print_pictures(builder: SampleBuilder, number: int, console: Console) -> None:
-    """Each picture in half blocks, side by side as far as the terminal is wide."""
-    from rich.columns import Columns
-    from rich.text import Text
-
-    from flowtrain.data.errors import BadImage
-    from flowtrain.data.pictures import load_picture
-    from flowtrain.data.show import half_blocks
-
-    thumbnails = []
-    for ref in builder.source.row(number).images:
-        try:
-            picture = load_picture(ref, builder.config.max_image_pixels)
-        except BadImage as error:
-            thumbnails.append(Text(str(error), style="red"))
-            continue
-        art = Text()
-        for line in half_blocks(picture, max_columns=24, max_rows=12):
-            for upper, lower in line:
-                art.append("▀", style=f"{upper} on {lower}")
-            art.append("\n")
-        thumbnails.append(art)
-    console.print(Columns(thumbnails))
 
 
 # --- check and scan ---------------------------------------------------------------------------------------------------

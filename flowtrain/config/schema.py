@@ -116,7 +116,7 @@ class TrainConfig(Section):
     eps: float = Field(1e-8, gt=0, description="AdamW.")
     freeze: tuple[ModuleName, ...] = Field((), description="Modules that do not train.")
     clip_norm: float | None = Field(1.0, gt=0, description="Bound on the gradient norm over all modules; null: none.")
-    max_lag: NonNegative = Field(0, description="Encoder versions an embedding may be behind; 0 is exact.")
+    max_lag: NonNegative = Field(0, description="Encoder versions an embedding may be behind: only 0, exact.")
     eval_every: Positive | None = Field(None, description="Steps between evaluation losses; null: only at the end.")
     gradient_checkpointing: bool = Field(False, description="Recompute activations of transformer layers.")
     max_nonfinite_steps: NonNegative = Field(3, description="Steps in a row that may be left out as non-finite.")
@@ -171,15 +171,15 @@ class PackingConfig(Section):
     policy: Literal["dynamic", "arrival"] = Field("dynamic", description="How packs are built.")
     max_tokens: Positive = Field(1024, description="Most tokens of a pack, images included.")
     lookahead: Positive = Field(1, description="Steps of rows among which a step is chosen.")
-    cost: Literal["model"] = Field("model", description="Where the cost coefficients come from.")
+    cost: Literal["model"] = Field("model", description="Where costs come from: only `model`, FLOPs of the shape.")
     on_long_row: Literal["skip", "error"] = Field("skip", description="A row longer than a pack: count it, or stop.")
 
 
 class AllocationConfig(Section):
     policy: Literal["uniform"] = Field("uniform", description="Who decides the number of processes left open.")
     placement: Literal["colocated", "disaggregated"] | None = Field(None, description="Overrides the mode's.")
-    profile: Literal["off"] = "off"
-    replan: Literal["off"] = "off"
+    profile: Literal["off"] = Field("off", description="Measuring before the run: only `off`, nothing is measured.")
+    replan: Literal["off"] = Field("off", description="Changing the plan during the run: only `off`, it stays.")
 
 
 class CheckpointConfig(Section):
@@ -195,7 +195,7 @@ class TelemetryConfig(Section):
 
 
 class ClusterConfig(Section):
-    address: str | None = Field(None, description="Ray cluster to use; null: a local one of our own.")
+    address: str | None = Field(None, description="Ray cluster that this machine is in; null: a local node of our own.")
     oversubscribe: bool | None = Field(
         None, description="Allow more processes than cores; null: allowed with one warning on a local CPU run."
     )

@@ -17,6 +17,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from flowtrain.cli import data as command
+from flowtrain.cli.data_row import show_row
 from flowtrain.data.survey import open_builder, percentile
 from flowtrain.errors import DataError
 from flowtrain.types import Phase
@@ -84,7 +85,7 @@ def test_show_finds_rows_by_number_and_by_id(tmp_path: Path) -> None:
 def test_show_on_a_terminal_colours_the_mask_and_draws_the_pictures(emoji: Any) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, color_system="truecolor", width=120)
-    command._show_row(open_builder(emoji, Phase.TRAIN), 1, console)
+    show_row(open_builder(emoji, Phase.TRAIN), 1, console)
     printed = file.getvalue()
     assert "\x1b[1;32mfirst quarter moon symbol<|im_end|>" in printed
     assert "⟦" not in printed
