@@ -145,6 +145,17 @@ class Reference:
             num_rows=len(rows),
         )
 
+    def adopt(self, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Go on from these parameters: those of a run that agreed so far.
+
+        Some families compute norms and rotations in float32 inside, whatever the dtype. A difference of 1e-16 then now and
+        then flips the last bit of a float32 number, and what follows grows from step to step: with the same parameters
+        before each step, every step is compared for itself. What is carried over is bounded by the limit on parameters.
+        """
+        with torch.no_grad():
+            for name, value in parameters.items():
+                self.parameters[name].copy_(value)
+
     def snapshot(self) -> dict[str, torch.Tensor]:
         """A copy of every parameter as it is now."""
         return {name: parameter.detach().clone() for name, parameter in self.parameters.items()}
