@@ -148,9 +148,10 @@ class Reference:
     def adopt(self, parameters: Mapping[str, torch.Tensor]) -> None:
         """Go on from these parameters: those of a run that agreed so far.
 
-        Some families compute norms and rotations in float32 inside, whatever the dtype. A difference of 1e-16 then now and
-        then flips the last bit of a float32 number, and what follows grows from step to step: with the same parameters
-        before each step, every step is compared for itself. What is carried over is bounded by the limit on parameters.
+        Some families compute norms and rotations in float32 inside, whatever the dtype. A difference of 1e-16 then now
+        and then flips the last bit of a float32 number, and what follows grows from step to step: with the same
+        parameters before each step, every step is compared for itself. What is carried over is bounded by the limit on
+        parameters.
         """
         with torch.no_grad():
             for name, value in parameters.items():
