@@ -258,8 +258,8 @@ def _executor(config: Config, plan: Plan, stop: StopRequest, stack: ExitStack) -
 
     cluster = Cluster(config.cluster)
     stack.callback(cluster.close)
-    cluster.start(all_ranks(plan))
-    stop.install()
+    with stop.held():
+        cluster.start(all_ranks(plan))
     executor = RayExecutor(cluster, config.cluster.start_timeout_seconds)
     stack.callback(executor.close)
     return executor

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FrameType
 
 from flowtrain.errors import FlowTrainError, Interrupted, Terminated
@@ -24,6 +25,7 @@ class StopRequest:
         self.deadline_seconds = deadline_seconds
         self.orderly = False
         self.wake: Callable[[], None] | None = None
+        self._held = False
         self._error: FlowTrainError | None = None
         self._deadline = float("inf")
 
@@ -31,6 +33,20 @@ class StopRequest:
         """Call again after anything that sets handlers of its own (`ray.init` does for SIGTERM)."""
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._receive)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """What comes while this is open is raised at its end: Ray's start swallows exceptions, and exits on SIGTERM."""
+        self._held = True
+        try:
+            yield
+        except SystemExit:  # from the handler that Ray puts in place of ours
+            self._note(signal.SIGTERM)
+        finally:
+            self._held = False
+            self.install()
+            if self._error is not None:
+                raise self._error
 
     @property
     def requested(self) -> bool:
@@ -47,14 +63,19 @@ class StopRequest:
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
         first = self._error is None
+        self._note(number)
+        if self._held:
+            return
+        if not self.orderly or not first or number == signal.SIGHUP:
+            raise self.error()
+        self._deadline = time.monotonic() + self.deadline_seconds
+        if self.wake is not None:
+            self.wake()
+
+    def _note(self, number: int) -> None:
         if number == signal.SIGINT:
             self._error = self._error or Interrupted("interrupted (SIGINT)")
         elif number == signal.SIGTERM:
             self._error = self._error or Terminated("terminated (SIGTERM)")
         else:
             self._error = Terminated("the launcher is gone (SIGHUP): the run was ended at once")
-        if not self.orderly or not first or number == signal.SIGHUP:
-            raise self._error
-        self._deadline = time.monotonic() + self.deadline_seconds
-        if self.wake is not None:
-            self.wake()

@@ -79,3 +79,44 @@ def test_process_dies_with_the_one_it_is_tied_to(tmp_path: Path) -> None:
             started = time.monotonic()
             assert process.wait(timeout=10) == -signal.SIGKILL
             assert time.monotonic() - started < 5
+
+
+HELD = """
+import signal, sys, time
+from flowtrain.errors import FlowTrainError
+from flowtrain.runtime.signals import StopRequest
+stop = StopRequest(deadline_seconds=30)
+stop.install()
+try:
+    with stop.held():
+        if sys.argv[1] == "exit":  # as Ray does
+            signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(15))
+        print("ready", flush=True)
+        try:
+            for _ in range(1000 if sys.argv[1] == "exit" else 50):
+                time.sleep(0.01)
+        except Exception:
+            print("swallowed", flush=True)
+        print("over", flush=True)
+except FlowTrainError as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+@pytest.mark.parametrize(
+    ("way", "number", "lines", "code"),
+    [
+        ("stay", signal.SIGINT, ["over", "interrupted (SIGINT)"], EXIT_INTERRUPTED),
+        ("stay", signal.SIGTERM, ["over", "terminated (SIGTERM)"], EXIT_TERMINATED),
+        ("exit", signal.SIGTERM, ["terminated (SIGTERM)"], EXIT_TERMINATED),
+    ],
+)
+def test_held_signals_are_raised_at_the_end(way: str, number: signal.Signals, lines: list[str], code: int) -> None:
+    """Code that swallows exceptions, or has a handler of its own, cannot lose a signal."""
+    with subprocess.Popen([sys.executable, "-c", HELD, way], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        process.send_signal(number)
+        output, _ = process.communicate(timeout=20)
+    assert (output.splitlines(), process.returncode) == (lines, code)
