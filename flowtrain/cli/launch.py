@@ -114,6 +114,7 @@ class Outcome:
 
 def outcome_of(ended: Ended, run_dir: Path) -> Outcome:
     """What to tell: the driver's own words, else what its exit status and the spans that were open say."""
+    from flowtrain.runtime.checkpoints import newest_complete
     from flowtrain.telemetry.fatal import read_error
 
     if ended.returncode == 0:
@@ -127,7 +128,9 @@ def outcome_of(ended: Ended, run_dir: Path) -> Outcome:
         name = ended.asked.name
         code = EXIT_INTERRUPTED if ended.asked is signal.SIGINT else EXIT_TERMINATED
         how = f"had to be killed after {name}" if ended.killed else f"was ended at once by {name}"
-        return Outcome(code, f"the run {how}{doing}: nothing was saved after the last checkpoint in {run_dir}")
+        newest = newest_complete(run_dir).folder
+        way_on = f"go on from {newest.name} with --resume {run_dir}" if newest else "no checkpoint was written"
+        return Outcome(code, f"the run {how}{doing}; {way_on}")
     if ended.returncode > 0:
         line = f"the driver ended with exit code {ended.returncode} and left no message; its output is above{doing}"
         return Outcome(ended.returncode, line)
