@@ -14,6 +14,7 @@ import contextlib
 import logging
 import os
 import shutil
+import socket
 import warnings
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from flowtrain.plan import RankPlan
 
 OBJECT_STORE_BYTES = 96 * 2**20
 """Payload blocks (token ids) only: embeddings go through the pool."""
+
+PROBE_SECONDS = 10.0
 
 
 class Cluster:
@@ -62,6 +65,10 @@ class Cluster:
 
     def _connect(self, cpus: int, gpus: int) -> None:
         if self.config.address is not None:
+            host, _, port = self.config.address.rpartition(":")
+            if host and port.isdigit():
+                # Ray itself tries for minutes when nobody answers.
+                socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
             ray.init(address=self.config.address, log_to_driver=False, logging_level=logging.ERROR)
             return
         context = ray.init(

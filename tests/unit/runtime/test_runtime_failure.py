@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections import deque
 from collections.abc import Sequence
 from itertools import permutations
@@ -11,7 +12,7 @@ import pytest
 from ray.exceptions import RayActorError, RayTaskError
 
 from flowtrain.config.schema import ClusterConfig
-from flowtrain.errors import DataError, LostProcessError, PeerError
+from flowtrain.errors import DataError, LostProcessError, PeerError, PlanError
 from flowtrain.plan import RankPlan
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.executor import Answer
@@ -112,3 +113,10 @@ def test_a_dead_actor_is_a_lost_process_with_a_way_on(executor: RayExecutor, sai
     assert isinstance(error, LostProcessError)
     assert told in str(error)
     assert str(error).startswith("consumer 0 (pid None) died while idle: ")
+
+
+def test_a_cluster_that_does_not_answer_is_told_with_its_address() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+    with pytest.raises(PlanError, match=rf"cluster.address: {address} cannot be joined; .*refused"):
+        Cluster(ClusterConfig(address=address)).start([])
