@@ -39,6 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         signal_on_parent_death(signal.SIGHUP)
         stop.install()
+        stop.leave = lambda error: os._exit(write_error(run_dir, error).exit_code)
         clear_error(run_dir)
         config = load_config(arguments.config).config
         stop.deadline_seconds = config.run.stop_deadline_seconds

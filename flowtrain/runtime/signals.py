@@ -25,6 +25,7 @@ class StopRequest:
         self.deadline_seconds = deadline_seconds
         self.orderly = False
         self.wake: Callable[[], None] | None = None
+        self.leave: Callable[[FlowTrainError], None] | None = None
         self._held = False
         self._error: FlowTrainError | None = None
         self._deadline = float("inf")
@@ -36,7 +37,10 @@ class StopRequest:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """What comes while this is open is raised at its end: Ray's start swallows exceptions, and exits on SIGTERM."""
+        """What comes while this is open is raised at its end: Ray's start swallows exceptions, and exits on SIGTERM.
+
+        With `leave`, which ends the process, nobody waits for that: there is nothing to save yet.
+        """
         self._held = True
         try:
             yield
@@ -65,6 +69,8 @@ class StopRequest:
         first = self._error is None
         self._note(number)
         if self._held:
+            if self.leave is not None:
+                self.leave(self.error())
             return
         if not self.orderly or not first or number == signal.SIGHUP:
             raise self.error()
