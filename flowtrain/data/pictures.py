@@ -32,6 +32,9 @@ _ORIENTATION = 0x0112
 _TURNED = (5, 6, 7, 8)
 """EXIF orientations whose upright picture has width and height exchanged."""
 
+_PNG_ORIENTATION_MARKS = (b"eXIf", b"exif", b"Orientation", b"XML:com.adobe.xmp")
+"""Without any of these a PNG says nothing of its orientation: neither as EXIF, nor in a text chunk, nor as XMP."""
+
 _UNREADABLE = (
     OSError,
     SyntaxError,
@@ -49,18 +52,23 @@ _UNREADABLE = (
 
 def picture_size(ref: ImageRef, max_image_pixels: int) -> tuple[int, int]:
     """(height, width) of the upright picture, from the header alone; BadImage when there is none to read."""
-    with _opened(ref, max_image_pixels) as image:
+    with _opened(ref, max_image_pixels) as (image, stored):
         width, height = image.size
-        turned = image.getexif().get(_ORIENTATION) in _TURNED
+        turned = _may_be_turned(image, stored) and image.getexif().get(_ORIENTATION) in _TURNED
         return (width, height) if turned else (height, width)
 
 
 def load_picture(ref: ImageRef, max_image_pixels: int) -> Image.Image:
     """The upright first frame as RGB; BadImage when it cannot be decoded whole."""
-    with _opened(ref, max_image_pixels) as image:
+    with _opened(ref, max_image_pixels) as (image, _):
         image.load()
         upright = ImageOps.exif_transpose(image)
         return to_rgb(upright)
+
+
+def _may_be_turned(image: Image.Image, stored: bytes) -> bool:
+    """Whether it can hold an orientation: asking Pillow for that of a PNG decodes all of it, since it may come last."""
+    return image.format != "PNG" or any(mark in stored for mark in _PNG_ORIENTATION_MARKS)
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
@@ -74,8 +82,8 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 @contextmanager
-def _opened(ref: ImageRef, max_image_pixels: int) -> Iterator[Image.Image]:
-    """The picture with its header read; what Pillow raises inside becomes a BadImage that names it."""
+def _opened(ref: ImageRef, max_image_pixels: int) -> Iterator[tuple[Image.Image, bytes]]:
+    """The picture with its header read, and its bytes; what Pillow raises inside becomes a BadImage that names it."""
     data = ref.read()
     default = Image.MAX_IMAGE_PIXELS
     Image.MAX_IMAGE_PIXELS = max_image_pixels
@@ -86,7 +94,7 @@ def _opened(ref: ImageRef, max_image_pixels: int) -> Iterator[Image.Image]:
                 width, height = image.size
                 if width * height > max_image_pixels:
                     raise BadImage("image-too-large", _too_large(ref, f"{width}×{height} pixels", max_image_pixels))
-                yield image
+                yield image, data
     except UnidentifiedImageError as error:
         raise BadImage("image-undecodable", f"{ref.label} is not an image of a known format") from error
     except Image.DecompressionBombError as error:

@@ -13,6 +13,9 @@ from typing import Any
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model")
+"""Any of these holds a vocabulary; without one transformers makes an empty tokenizer and says nothing."""
+
 
 def load_processor(model_dir: Path, config: Config) -> Any:
     """A transformers processor; ConfigError when the folder has none that can be used as configured."""
@@ -21,6 +24,8 @@ def load_processor(model_dir: Path, config: Config) -> Any:
     model_dir = Path(model_dir)
     if not model_dir.is_dir():
         raise ConfigError(f"model.path: {model_dir} is not a folder")
+    if not any((model_dir / name).is_file() for name in TOKENIZER_FILES):
+        raise ConfigError(f"model.path: {model_dir} has no tokenizer (tokenizer.json)")
     try:
         processor = AutoProcessor.from_pretrained(
             model_dir, trust_remote_code=config.model.trust_remote_code, local_files_only=True

@@ -15,7 +15,7 @@ from flowtrain.config.schema import Config
 from flowtrain.data.errors import BadImage
 from flowtrain.data.sample import SampleBuilder, check_expansion
 from flowtrain.data.sources import open_source
-from flowtrain.errors import DataError
+from flowtrain.errors import ConfigError, DataError
 from flowtrain.types import Phase, SampleMeta, SkippedRow
 
 NUM_EXAMPLES = 5
@@ -75,7 +75,7 @@ def open_builder(config: Config, phase: Phase, processor: Any = None) -> SampleB
 
     path = config.data.train if phase is Phase.TRAIN else config.data.eval
     if path is None:
-        raise DataError("data.eval is not set, so there are no held-out rows to look at")
+        raise ConfigError("data.eval is not set, so there are no held-out rows: set it, or leave out --split eval")
     source = open_source(path)
     if not len(source):
         raise DataError(f"{path} has no rows")
