@@ -28,6 +28,9 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 
 QWEN3_VL = "qwen3_vl"
 
+CUT_FAMILIES = frozenset({QWEN3_VL})
+"""`model_type` of the families that can be cut in two, so that others are refused without loading torch."""
+
 
 @dataclass(frozen=True, slots=True)
 class TextShape:
@@ -230,6 +233,15 @@ def read_shape(model_dir: Path) -> ModelShape:
     if not isinstance(image_token, int) or isinstance(image_token, bool):
         raise ConfigError(f"{file} has no `image_token_id`: add the id of the image placeholder token")
     return ModelShape(family, text, vision, _projector(vision_keys, family, vision, text), image_token)
+
+
+def check_family(family: str) -> None:
+    """ConfigError, naming the family, unless its models can be cut in two."""
+    if family not in CUT_FAMILIES:
+        raise ConfigError(
+            f"model.path: models of the family {family!r} cannot be cut in two yet; "
+            f"supported: {', '.join(sorted(CUT_FAMILIES))}"
+        )
 
 
 def _text(keys: _Keys, family: str, top: _Keys) -> TextShape:

@@ -159,9 +159,11 @@ def _plan(config: Config) -> Plan:
     if config.train.step.packs is not None and config.train.max_steps is None:
         raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
     from flowtrain.allocator import local_inventory, make_plan
-    from flowtrain.shapes import read_shape
+    from flowtrain.shapes import check_family, read_shape
 
-    return make_plan(config, read_shape(config.model.path), local_inventory())
+    shape = read_shape(config.model.path)
+    check_family(shape.family)
+    return make_plan(config, shape, local_inventory())
 
 
 def _write_files(config: Config, plan: Plan, run_dir: Path) -> None:

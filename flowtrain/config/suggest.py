@@ -1,7 +1,7 @@
 """Did-you-mean: what a key or value that is not known may have been meant to be.
 
 Tried in this order: the same name in another section (misplaced), a name that other trainers use, a close name in the
-same section, a close name anywhere.
+same section, a close name that other trainers use, a close name anywhere.
 """
 
 from __future__ import annotations
@@ -91,6 +91,8 @@ def suggest_key(model: type[BaseModel], path: KeyPath) -> str:
     """
     keys = known_keys(model)
     name, parent = path[-1], path[:-1]
+    if ":" in name:
+        return "; write a space after the colon"
     same = [key for key in keys if key[-1] == name and key[:-1] != parent]
     if same:
         places = " or ".join(f"'{'.'.join(key)}'" for key in same[:3])
@@ -101,6 +103,8 @@ def suggest_key(model: type[BaseModel], path: KeyPath) -> str:
     siblings = [key[-1] for key in keys if key[:-1] == parent]
     if close := difflib.get_close_matches(plain, siblings, n=1, cutoff=0.6):
         return f"; did you mean '{close[0]}'?"
+    if close := difflib.get_close_matches(plain, OTHER_NAMES, n=1, cutoff=0.85):
+        return f"; did you mean '{OTHER_NAMES[close[0]]}'?"
     by_name = {key[-1]: key for key in reversed(keys)}
     if close := difflib.get_close_matches(plain, by_name, n=1, cutoff=0.75):
         return f"; did you mean '{'.'.join(by_name[close[0]])}'?"

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from transformers.models.qwen3_vl.modeling_qwen3_vl import BaseModelOutputWithDeepstackFeatures
 
-from flowtrain.errors import ConfigError
+from flowtrain.shapes import check_family
 from flowtrain.types import Cut
 
 Inputs = Mapping[str, torch.Tensor]
@@ -122,10 +122,5 @@ FAMILIES: dict[str, Family] = {"qwen3_vl": Qwen3VL()}
 
 def family_of(model_type: str) -> Family:
     """Raises: ConfigError naming the family and those that are supported."""
-    family = FAMILIES.get(model_type)
-    if family is None:
-        raise ConfigError(
-            f"model.path: models of the family {model_type!r} cannot be cut in two yet; "
-            f"supported: {', '.join(sorted(FAMILIES))}"
-        )
-    return family
+    check_family(model_type)
+    return FAMILIES[model_type]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -57,7 +58,7 @@ def from_config(model_config: Any, trust_remote_code: bool, **kwargs: Any) -> An
 
 def _one_line(error: BaseException) -> str:
     """The start of a library's message, fit for a sentence of ours."""
-    return " ".join(str(error).split())[:200]
+    return shorten(str(error), 200, placeholder=" …")
 
 
 def load_part(

@@ -225,7 +225,7 @@ class Controller:
                 self._add(self.compose_eval(self._eval_due))
                 self._eval_composed, self._eval_due = self._eval_due, None
                 continue
-            over = self._composed == self.schedule.total_steps
+            over = self._composed >= self.schedule.total_steps
             step = None if over else self.feed.next_step()
             if step is not None:
                 self._composed = step.index

@@ -95,8 +95,8 @@ def execute(
     inventory = local_inventory()
     plan = make_plan(config, shape, inventory)
     inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
-    _check_resume(inputs)
     total = _schedule(inputs).total_steps
+    _check_resume(inputs, total)
     with ExitStack() as stack:
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
         ledger = Ledger(config, shape, plan, files, state, total)
@@ -128,7 +128,7 @@ def _way_on(run_dir: Path) -> str:
     return f"{newest.name} is saved, go on with --resume {run_dir}"
 
 
-def _check_resume(inputs: Inputs) -> None:
+def _check_resume(inputs: Inputs, total: int) -> None:
     """A checkpoint names rows by their position, so it needs the rows and the order that it was made with (K01)."""
     if inputs.state is None:
         return
@@ -142,6 +142,11 @@ def _check_resume(inputs: Inputs) -> None:
         raise ConfigError(
             f"{inputs.config.data.train} has changed since the checkpoint {inputs.resume} was made ({before['rows']} "
             f"rows then, {now['rows']} now): restore it, or start a new run"
+        )
+    if inputs.first_step > total:
+        raise ConfigError(
+            f"the run has {total} steps (train.max_steps or train.epochs) and the checkpoint {inputs.resume} is "
+            f"at step {inputs.first_step}: raise them, or go on from an earlier checkpoint"
         )
 
 

@@ -56,6 +56,8 @@ def test_a_small_config_has_defaults_and_absolute_paths(write: Write, tmp_path: 
     [
         ("trian: {lr: 1}", ":3:1: trian: unknown key; did you mean 'train'?"),
         ("train: {learning_rat: 1}", ":3:9: train.learning_rat: unknown key"),
+        ("leraning_rate: 1e-4", ":3:1: leraning_rate: unknown key; did you mean 'train.lr'?"),
+        ("train: {step: {samples:4}}", "train.step.samples:4: unknown key; write a space after the colon"),
         ("train: {learning_rate: 1}", ":3:9: train.learning_rate: unknown key; did you mean 'train.lr'?"),
         ("lr: 1e-4", ":3:1: lr: unknown key; it does not belong here, did you mean 'train.lr'?"),
         ("run: {max_tokens: 8}", "it does not belong here, did you mean 'packing.max_tokens'?"),

@@ -59,8 +59,11 @@ def test_a_folder_without_what_is_needed(emoji: Config, folder: Path, tmp_path: 
     (folder / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="has no chat template"):
         load_processor(folder, emoji)
-    (folder / "tokenizer.json").unlink()
+    (folder / "processor_config.json").unlink()
     with pytest.raises(ConfigError, match=r"model\.path: the processor of .* cannot be loaded"):
+        load_processor(folder, emoji)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ConfigError, match=r"model\.path: .* has no tokenizer"):
         load_processor(folder, emoji)
 
 

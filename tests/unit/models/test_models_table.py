@@ -15,8 +15,9 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
-from flowtrain.models.families import family_of
+from flowtrain.models.families import FAMILIES, family_of
 from flowtrain.models.table import module_of_parameters, parameter_rows
+from flowtrain.shapes import CUT_FAMILIES
 from flowtrain.types import Module
 
 FAMILY_MARKS = {
@@ -89,6 +90,7 @@ def test_a_name_that_nobody_claims_is_an_error() -> None:
 def test_a_family_that_cannot_be_cut_is_named() -> None:
     with pytest.raises(ConfigError, match=r"family 'mllama' cannot be cut in two yet; supported: .*qwen3_vl"):
         family_of("mllama")
+    assert FAMILIES.keys() == CUT_FAMILIES, "what launch accepts is what can be cut"
 
 
 def _on_meta(config: Any) -> nn.Module:
