@@ -86,9 +86,8 @@ class Cluster:
 
     def _refusal(self) -> str:
         if self.config.address is not None:
-            return (
-                f"cluster.address: {self.config.address} cannot be joined; start a Ray cluster there, or leave it out"
-            )
+            hint = "check that a Ray cluster runs there, and its token (RAY_AUTH_TOKEN), or leave it out"
+            return f"cluster.address: {self.config.address} cannot be joined; {hint}"
         return "Ray did not start on this machine, which may be too busy or out of memory; try again"
 
     def close(self, keep_logs: bool = False) -> None:
