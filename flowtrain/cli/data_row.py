@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from rich.columns import Columns
@@ -13,6 +14,7 @@ from flowtrain.data.errors import BadImage, BadRow
 from flowtrain.data.pictures import load_picture
 from flowtrain.data.sample import SampleBuilder
 from flowtrain.data.show import half_blocks, masked_text, token_runs
+from flowtrain.data.sources.base import ImageRef
 from flowtrain.errors import DataError
 from flowtrain.types import SkippedRow
 
@@ -54,8 +56,9 @@ def show_row(builder: SampleBuilder, number: int, console: Console) -> dict[str,
         for heading in ("width × height", "patches", "tokens"):
             table.add_column(heading, justify="right", no_wrap=True)
         refs = builder.source.row(number).images
-        for ref, image in zip(refs, sample.images, strict=True):
-            table.add_row(Text(ref.label), f"{image.width} × {image.height}", str(image.patches), str(image.tokens))
+        for place, (ref, image) in enumerate(zip(refs, sample.images, strict=True), 1):
+            name = _image_name(ref, place, builder.source.path)
+            table.add_row(Text(name), f"{image.width} × {image.height}", str(image.patches), str(image.tokens))
         console.print(table)
         if console.is_terminal:
             _print_pictures(builder, number, console)
@@ -75,6 +78,14 @@ def show_row(builder: SampleBuilder, number: int, console: Console) -> dict[str,
         "input_ids": tokens.input_ids.tolist(),
         "labels": tokens.labels.tolist(),
     }
+
+
+def _image_name(ref: ImageRef, place: int, data_file: Path) -> str:
+    """Its number in the row and, where it is a file, its path as the row gives it."""
+    if not isinstance(ref.value, Path):
+        return str(place)
+    folder = data_file if data_file.is_dir() else data_file.parent
+    return f"{place}  {ref.value.relative_to(folder) if ref.value.is_relative_to(folder) else ref.value}"
 
 
 def _print_pictures(builder: SampleBuilder, number: int, console: Console) -> None:
