@@ -78,7 +78,9 @@ class Composer:
         self._fill()
         if not self._window or (self._missing(self._window) and not self._over):
             return None
-        slots = POLICIES[self.spec.policy](self._window, self.spec, self.cost, self._cursor)
+        # After the last row turns go on: a row left over must not wait longer because none follow.
+        lacking = self._missing(self._window) if self.spec.step_samples is not None else 0
+        slots = POLICIES[self.spec.policy](self._window, self.spec, self.cost, self._cursor + lacking)
         taken = {sample.position for slot in slots for pack in slot for sample in pack}
         self._window = [sample for sample in self._window if sample.position not in taken]
         self.step += 1

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
@@ -168,6 +168,7 @@ def test_resume_from_any_step(spec: CompositionSpec, rows: list[Row], data: st.D
 
 @settings(max_examples=50, deadline=None)
 @given(row_lists(skipped=False), st.integers(1, 4))
+@example([sample(p, 9 if p == 11 else 1, [1] * (p > 1)) for p in range(37)], 4)
 def test_no_row_waits_longer_than_promised(rows: list[Row], lookahead: int) -> None:
     spec = replace(SPEC, lookahead=lookahead)
     for step in compose(Composer(spec, COST), rows):
