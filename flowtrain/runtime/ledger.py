@@ -22,7 +22,7 @@ from flowtrain.plan import Plan
 from flowtrain.runtime.stages import StageReport
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import ModelShape
-from flowtrain.telemetry.console import Progress
+from flowtrain.telemetry.console import Progress, format_seconds
 from flowtrain.telemetry.fatal import exit_code_of
 from flowtrain.telemetry.metrics import StepMetrics
 from flowtrain.telemetry.mfu import Fleet
@@ -80,6 +80,17 @@ class Ledger:
         self._started = self._step_start = time.monotonic()
 
     # --- events -------------------------------------------------------------------------------------------------------
+
+    def starting(self) -> None:
+        """The first sign of life: processes that load libraries and weights take a while."""
+        if self.config.telemetry.progress != "off":
+            numbers = {
+                "reader": self.plan.readers,
+                "producer": len(self.plan.producers.ranks),
+                "consumer": len(self.plan.consumers.ranks),
+            }
+            told = ", ".join(f"{number} {role}{'s' if number > 1 else ''}" for role, number in numbers.items())
+            self.line(f"starting {told} ({self.plan.placement})")
 
     def started(self, reports: Mapping[tuple[Role, int], StageReport], sample_text: str | None) -> None:
         """All stages stand: say what they are."""
@@ -204,6 +215,9 @@ class Ledger:
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
         for row in self._rest if error is None else ():
             self.totals.skip(row)
+        if error is None and self.config.telemetry.progress != "off":
+            done, took = self.totals, format_seconds(self.totals.wall_seconds)
+            self.line(f"done: {done.steps} steps, {done.rows_trained} rows trained, {took} in all; see summary.json")
         if error is None and self.totals.rows_skipped:
             self.line(f"warning: {skipped_text(self.totals)}; `flowtrain data check` tells what to change")
         self.files.summary(self.totals.summary(EXIT_DONE if error is None else exit_code_of(error)))

@@ -105,6 +105,7 @@ def execute(
                 ledger.line(note)
             for warning in plan_warnings(config, plan, inventory):
                 ledger.line(f"warning: {warning}")
+            ledger.starting()
             _train(inputs, ledger, files, stop, executor or _executor(config, plan, stop, stack), dump)
             if stop.requested:
                 raise stop.error()
