@@ -134,13 +134,16 @@ class Answerer:
 
     @torch.inference_mode()
     def answer(self, questions: list[Question], images: list[list[Any]], max_new_tokens: int) -> list[str]:
-        """One answer for each question."""
-        given = self.processor(
-            text=[question.prompt for question in questions],
-            images=images if any(images) else None,
-            padding=True,
-            return_tensors="pt",
-        )
+        """One answer for each question. Raises: DataError when the processor refuses them."""
+        try:
+            given = self.processor(
+                text=[question.prompt for question in questions],
+                images=images if any(images) else None,
+                padding=True,
+                return_tensors="pt",
+            )
+        except ValueError as error:
+            raise DataError(f"the processor refuses the row: {' '.join(str(error).split())}") from error
         given = {name: self._placed(value) for name, value in given.items()}
         ids = self.model.generate(**given, **self.options, max_new_tokens=max_new_tokens)
         new = ids[:, given["input_ids"].shape[1] :]
@@ -189,12 +192,29 @@ def evaluate(
                 readable.append(question)
             except DataError as error:
                 answers[question.number] = Answer(question.row.id, question.expected, None, str(error))
-        if readable:
-            texts = answerer.answer(readable, images, max_new_tokens)
-            for question, text in zip(readable, texts, strict=True):
-                answers[question.number] = Answer(question.row.id, question.expected, text)
+        for question, given, reason in _answered(answerer, readable, images, max_new_tokens):
+            answers[question.number] = Answer(question.row.id, question.expected, given, reason)
         progress(len(answers), total)
     return Score(tuple(answers[number] for number in range(total)))
+
+
+def _answered(
+    answerer: Answerer, questions: list[Question], images: list[list[Any]], max_new_tokens: int
+) -> Iterator[tuple[Question, str | None, str]]:
+    """Each question with its answer, or why there is none: a refused row does not take others along."""
+    if not questions:
+        return
+    try:
+        texts = answerer.answer(questions, images, max_new_tokens)
+    except DataError as error:
+        if len(questions) == 1:
+            yield questions[0], None, str(error)
+            return
+        for question, pictures_of in zip(questions, images, strict=True):
+            yield from _answered(answerer, [question], [pictures_of], max_new_tokens)
+        return
+    for question, text in zip(questions, texts, strict=True):
+        yield question, text, ""
 
 
 def groups(questions: list[Question], group_rows: int) -> Iterator[list[Question]]:

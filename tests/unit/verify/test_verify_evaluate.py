@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from safetensors.torch import load_file, save_file
 from typer import Typer
 from typer.testing import CliRunner
@@ -85,12 +86,17 @@ def test_rows_that_cannot_be_read_count_as_not_answered(answerer: Answerer, rows
     broken = json.loads(lines[-1])
     (rows.parent / broken["images"][0]).write_bytes(b"<html>not a picture</html>")
     asked = {"id": "asked", "messages": [{"role": "user", "content": "and?"}], "images": []}
-    rows.write_text("\n".join([*lines, "{not json", json.dumps(asked)]) + "\n")
+    turns = [{"role": "user", "content": "<image>what?"}, {"role": "assistant", "content": "a line"}]
+    narrow = {"id": "narrow", "messages": turns, "images": ["narrow.png"]}
+    Image.new("RGB", (4, 3000)).save(rows.parent / "narrow.png")
+    rows.write_text("\n".join([*lines, "{not json", json.dumps(asked), json.dumps(narrow)]) + "\n")
     score = evaluate(answerer, rows, MAX_NEW_TOKENS)
-    assert len(score.answers) == NUM_ROWS + 2
+    assert len(score.answers) == NUM_ROWS + 3
+    assert len(score.unanswered) == 4
     reasons = {answer.id: answer.reason for answer in score.unanswered}
     assert "cannot be decoded" in reasons[broken["id"]]
     assert "does not end with an answer" in reasons["asked"]
+    assert "processor refuses" in reasons["narrow"]
     assert any("is not JSON" in reason for reason in reasons.values())
 
 
