@@ -8,7 +8,7 @@ from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
 
 
 def register(app: typer.Typer) -> None:
-    app.command("config")(config)
+    app.command("config", short_help="Check a config file, or show all its values.")(config)
 
 
 def config(

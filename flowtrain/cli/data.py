@@ -31,8 +31,9 @@ Split = Annotated[Phase, typer.Option("--split", help="Training or held-out rows
 
 def register(app: typer.Typer) -> None:
     group = typer.Typer(help="Look at the rows: show, check and scan.", no_args_is_help=True, rich_markup_mode=None)
-    for command in (show, check, scan):
-        group.command()(command)
+    group.command(short_help="Show rows as the model sees them.")(show)
+    group.command(short_help="Read every row and count what cannot be used.")(check)
+    group.command(short_help="Write the size of every row, for planning.")(scan)
     app.add_typer(group, name="data")
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -21,7 +21,7 @@ MAX_CELL = 60
 
 
 def register(app: typer.Typer) -> None:
-    app.command("evaluate")(evaluate)
+    app.command("evaluate", short_help="Answer held-out rows and count exact matches.")(evaluate)
 
 
 def evaluate(
@@ -30,7 +30,9 @@ def evaluate(
     max_new_tokens: Annotated[int, typer.Option("--max-new-tokens", min=1, help="Longest answer in tokens.")] = 128,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first rows.")] = None,
     group_rows: Annotated[int, typer.Option("--group-rows", min=1, help="Rows answered together.")] = 32,
-    device: Annotated[str, typer.Option("--device", help="cpu, cuda or auto.")] = "auto",
+    device: Annotated[
+        Literal["auto", "cpu", "cuda"], typer.Option("--device", help="Where to compute; auto: cuda if there.")
+    ] = "auto",
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run Python code from the folder.")
     ] = False,

@@ -13,7 +13,7 @@ import json
 import shutil
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -28,15 +28,15 @@ TENSORS_FOLDER = "verify"
 
 
 def register(app: typer.Typer) -> None:
-    app.command("verify")(verify)
+    app.command("verify", short_help="Prove a run against a plain Hugging Face loop.")(verify)
 
 
 def verify(
     path: ConfigFile,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Updates to train and compare.")] = 5,
-    dtype: Annotated[str, typer.Option("--dtype", help="float64 (rounding does not hide anything) or float32.")] = (
-        "float64"
-    ),
+    dtype: Annotated[
+        Literal["float64", "float32"], typer.Option("--dtype", help="Rounding hides nothing in float64.")
+    ] = "float64",
     overrides: Overrides = None,
     json_file: JsonFile = None,
     out: Annotated[
