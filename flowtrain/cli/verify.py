@@ -66,10 +66,6 @@ def verify(
     if not outcome.verdict.ok:
         print(outcome.verdict.sentence, file=sys.stderr, flush=True)
         raise typer.Exit(1)
-    if outcome.faults:
-        typer.echo(
-            f"warning: {', '.join(outcome.faults)} had no occasion in {steps} steps: verify more of them", err=True
-        )
     shutil.rmtree(folder / TENSORS_FOLDER, ignore_errors=True)
 
 

@@ -129,7 +129,7 @@ def compare_run(config: Config, say: Say = lambda text: None) -> Outcome:
             + (f"{num_failed} of {len(found)} comparisons fail" if num_failed else f"{len(found)} comparisons agree")
         )
     return Outcome(
-        judge(checks, steps, len(done)),
+        judge(checks, steps, len(done), config.debug.faults),
         tuple(checks),
         len(done),
         len(rows),

@@ -16,6 +16,23 @@ from dataclasses import dataclass
 from flowtrain.types import Module
 from flowtrain.verify.compare import Check, Quantity
 
+OCCASIONS: dict[str, tuple[tuple[Module, ...], str]] = {
+    "encoder_gradient_doubled": ((Module.ENCODER,), "an encoder that trains"),
+    "encoder_gradient_divided_by_producers": ((Module.ENCODER,), "an encoder that trains on two or more producers"),
+    "denominator_plus_one": (tuple(Module), "a trained token"),
+    "denominator_minus_one": (tuple(Module), "a step of two or more trained tokens"),
+    "image_gradient_dropped": ((Module.ENCODER,), "an encoder that trains and a row with an image in step 1"),
+    "images_swapped": ((Module.ENCODER,), "two different images of the same size in one encode unit"),
+    "module_not_clipped": ((Module.PROJECTOR,), "a projector that trains and a gradient norm above train.clip_norm"),
+    "sample_sees_neighbour": ((Module.BACKBONE,), "two rows in one pack"),
+    "stale_encoder": ((Module.ENCODER,), "an encoder that trains, and a second step"),
+    "text_only_step_decays_encoder": (
+        (Module.ENCODER,),
+        "a step without an image and train.weight_decay above 0 (fewer rows a step: train.step.samples)",
+    ),
+}
+"""Planted fault → the modules it lies in, and what a run must have for it to act."""
+
 SAME_FACTOR = 1e-6
 """Modules' factors this close, relatively, count as one and the same."""
 
@@ -31,14 +48,28 @@ class Verdict:
     modules: tuple[Module, ...] = ()
 
 
-def judge(checks: Sequence[Check], num_steps: int, steps_trained: int) -> Verdict:
-    """The verdict over all steps; `num_steps` were asked for, the run trained `steps_trained`."""
+def judge(checks: Sequence[Check], num_steps: int, steps_trained: int, faults: Sequence[str] = ()) -> Verdict:
+    """The verdict over all steps; `num_steps` were asked for, the run trained `steps_trained`.
+
+    A check that a fault was planted for and that sees nothing has failed too: it proves nothing.
+    """
     failed = [check for check in checks if not check.ok]
     if failed:
         return _fault(failed)
     if steps_trained < num_steps or not checks:
         return Verdict(False, f"verify failed: the run trained {steps_trained} of {num_steps} steps", quantity="steps")
+    if faults:
+        return _unseen(faults, num_steps)
     return Verdict(True, f"verify passed: {num_steps} steps, {len(checks)} comparisons within their limits")
+
+
+def _unseen(faults: Sequence[str], num_steps: int) -> Verdict:
+    modules = tuple(module for module in Module if any(module in OCCASIONS[fault][0] for fault in faults))
+    told = "; ".join(
+        f"the planted fault {fault} of {_names(OCCASIONS[fault][0])} had no occasion, which is {OCCASIONS[fault][1]}"
+        for fault in faults
+    )
+    return Verdict(False, f"verify failed: in {num_steps} steps {told}", quantity="faults", modules=modules)
 
 
 def _fault(failed: Sequence[Check]) -> Verdict:

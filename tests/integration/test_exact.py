@@ -89,6 +89,7 @@ def test_planted_fault_is_found_and_named(train: Train, fault: str, text_only_ro
         overrides += [f"data.train={text_only_rows}", "run.seed=0"]
     outcome = verify(train, "emoji", 3, *overrides)
     assert not outcome.verdict.ok
+    assert outcome.verdict.quantity != "faults", outcome.verdict.sentence
     assert set(outcome.verdict.modules) >= FAULTS[fault], outcome.verdict.sentence
     assert all(module.value in outcome.verdict.sentence for module in FAULTS[fault]), outcome.verdict.sentence
 

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import get_args
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowtrain.config.schema import Fault
 from flowtrain.types import Module
 from flowtrain.verify.compare import LIMITS, Check, Quantity, compare_step
 from flowtrain.verify.record import StepRecord
-from flowtrain.verify.verdict import Verdict, judge
+from flowtrain.verify.verdict import OCCASIONS, Verdict, judge
 
 MODULES = {
     "vision.weight": Module.ENCODER,
@@ -244,3 +246,14 @@ def test_first_step_that_fails_is_told(record: StepRecord) -> None:
 def test_run_that_ended_early_fails(record: StepRecord) -> None:
     assert judge(checks_of(record, record), 5, 1).sentence == "verify failed: the run trained 1 of 5 steps"
     assert not judge([], 5, 0).ok
+
+
+def test_a_planted_fault_that_nothing_shows_is_no_proof(record: StepRecord) -> None:
+    assert OCCASIONS.keys() == set(get_args(Fault))
+    for fault, (modules, _) in OCCASIONS.items():
+        verdict = judge(checks_of(record, record), 1, 1, (fault,))
+        assert not verdict.ok
+        assert verdict.quantity == "faults"
+        assert verdict.modules == modules
+        assert fault in verdict.sentence
+        assert all(module.value in verdict.sentence for module in modules)
