@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from flowtrain.flops import StepFlops
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flowtrain.flops import StepFlops
 from flowtrain.telemetry.metrics import StepMetrics, imbalance, mean
 from flowtrain.telemetry.mfu import Fleet, mfu
 from flowtrain.telemetry.peaks import Peak, peak_flops, vendor_peak
