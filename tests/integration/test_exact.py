@@ -36,10 +36,10 @@ def freeze_override(names: tuple[str, ...]) -> str:
 @pytest.mark.parametrize("freeze", FREEZE)
 def test_decoupled_equals_plain(train: Train, freeze: str, sides: str) -> None:
     producers, consumers = SIDES[sides]
-    numbers = (f"producers.num={producers}", f"consumers.num={consumers}", "train.step={samples: 16}")
+    numbers = (f"producers.num={producers}", f"consumers.num={consumers}", "train.step={samples: 8}")
     outcome = verify(train, "emoji", 2, freeze_override(FREEZE[freeze]), *numbers)
     assert outcome.verdict.ok, outcome.verdict.sentence
-    assert outcome.rows == 32
+    assert outcome.rows == 16
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_decoupled_equals_plain(train: Train, freeze: str, sides: str) -> None:
     ],
 )
 def test_other_ways_equal_plain(train: Train, overrides: tuple[str, ...]) -> None:
-    outcome = verify(train, "emoji", 2, "train.step={samples: 16}", *overrides)
+    outcome = verify(train, "emoji", 2, "train.step={samples: 8}", *overrides)
     assert outcome.verdict.ok, outcome.verdict.sentence
 
 
