@@ -7,6 +7,7 @@ differ in their last bit with the number of threads.
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,9 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+
+# A shell starts what it puts in the background with SIGINT ignored; what the tests start and interrupt must not be.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 ROOT = Path(__file__).resolve().parent.parent
 INTEGRATION_TIMEOUT_SECONDS = 300
