@@ -17,11 +17,12 @@ import shutil
 import socket
 import warnings
 from pathlib import Path
+from types import TracebackType
 
 import ray
 
 from flowtrain.config.schema import ClusterConfig
-from flowtrain.errors import FlowTrainError, PlanError
+from flowtrain.errors import FlowTrainError, Interrupted, PlanError, Terminated
 from flowtrain.plan import RankPlan
 
 OBJECT_STORE_BYTES = 96 * 2**20
@@ -89,6 +90,15 @@ class Cluster:
             hint = "check that a Ray cluster runs there, and its token (RAY_AUTH_TOKEN), or leave it out"
             return f"cluster.address: {self.config.address} cannot be joined; {hint}"
         return "Ray did not start on this machine, which may be too busy or out of memory; try again"
+
+    def __enter__(self) -> Cluster:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """A run that failed keeps Ray's logs, which its message may name; one that was asked to end needs none."""
+        self.close(keep_logs=error is not None and not isinstance(error, Interrupted | Terminated))
 
     def close(self, keep_logs: bool = False) -> None:
         """Leave; a local node ends with it. Logs of a local node go too, unless `keep_logs`. Idempotent."""

@@ -59,6 +59,12 @@ class Inputs:
         return self.state["step"] if self.state else 0
 
     @property
+    def horizon(self) -> int | None:
+        """Positions of a run by epochs (one where nothing is said); None for a run by steps, which has no end of rows."""
+        train = self.config.train
+        return None if train.max_steps is not None else len(self.train) * (train.epochs or 1)
+
+    @property
     def data_order(self) -> dict[str, Any]:
         """What positions mean: a checkpoint's state of the data holds for this order of rows only."""
         return {"fingerprint": self.train.fingerprint, "rows": len(self.train), "seed": self.config.run.seed}
@@ -95,7 +101,8 @@ def execute(
     inventory = local_inventory()
     plan = make_plan(config, shape, inventory)
     inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
-    total = _schedule(inputs).total_steps
+    schedule = _schedule(inputs)
+    total = schedule.total_steps
     _check_resume(inputs, total)
     with ExitStack() as stack:
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
@@ -106,7 +113,7 @@ def execute(
             for warning in plan_warnings(config, plan, inventory):
                 ledger.line(f"warning: {warning}")
             ledger.starting()
-            _train(inputs, ledger, files, stop, executor or _executor(config, plan, stop, stack), dump)
+            _train(inputs, schedule, ledger, files, stop, executor or _executor(config, plan, stop, stack), dump)
             if stop.requested:
                 raise stop.error()
         except (Interrupted, Terminated) as error:
@@ -151,7 +158,15 @@ def _check_resume(inputs: Inputs, total: int) -> None:
         )
 
 
-def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, executor: Executor, dump: bool) -> None:
+def _train(
+    inputs: Inputs,
+    schedule: Schedule,
+    ledger: Ledger,
+    files: RunFiles,
+    stop: StopRequest,
+    executor: Executor,
+    dump: bool,
+) -> None:
     config, plan = inputs.config, inputs.plan
     spec = composition(inputs)
     cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut)
@@ -161,9 +176,8 @@ def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, e
     files.decision(at, "cost", **cost.to_dict())
     checkpoint = Checkpoint(inputs.resume, inputs.first_step) if inputs.resume else None
     reports, sample_text = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
-    stop.install()
     ledger.started(reports, sample_text)
-    controller = _controller(inputs, spec, cost, executor, ledger, stop, dump)
+    controller = _controller(inputs, spec, cost, schedule, executor, ledger, stop, dump)
     controller.train()
     if not stop.requested and config.checkpoint.export:
         folder = inputs.run_dir / "export"
@@ -176,11 +190,9 @@ def _train(inputs: Inputs, ledger: Ledger, files: RunFiles, stop: StopRequest, e
 def composition(inputs: Inputs) -> CompositionSpec:
     """The rules by which rows become steps."""
     config = inputs.config
-    num_rows = len(inputs.train)
     train = config.train
-    epochs = train.epochs or (None if train.max_steps else 1)
     return CompositionSpec(
-        num_rows=num_rows,
+        num_rows=len(inputs.train),
         step_samples=train.step.samples,
         step_packs=train.step.packs,
         policy=config.packing.policy,
@@ -191,7 +203,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         trainable_encoder=config.trainable_encoder,
         max_unit_patches=config.producers.max_unit_patches,
         max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
-        horizon=None if epochs is None else num_rows * epochs,
+        horizon=inputs.horizon,
         block_bytes=lambda sample: block_bytes(inputs.sample_bytes(sample)),
     )
 
@@ -201,7 +213,8 @@ def _schedule(inputs: Inputs) -> Schedule:
     total = train.max_steps
     if total is None:
         assert train.step.samples is not None, "steps by packs have max_steps"
-        total = math.ceil(len(inputs.train) * (train.epochs or 1) / train.step.samples)
+        assert inputs.horizon is not None, "a run without max_steps goes by epochs"
+        total = math.ceil(inputs.horizon / train.step.samples)
     every = inputs.config.checkpoint.every
     return Schedule(total, inputs.first_step, inputs.eval is not None, train.eval_every, every)
 
@@ -210,6 +223,7 @@ def _controller(
     inputs: Inputs,
     spec: CompositionSpec,
     cost: CostModel,
+    schedule: Schedule,
     executor: Executor,
     ledger: Ledger,
     stop: StopRequest,
@@ -245,7 +259,7 @@ def _controller(
         lambda index: compose_eval(spec, cost, eval_rows.samples if eval_rows else (), index),
         ledger,
         CheckpointWriter(inputs.run_dir, config.checkpoint.keep),
-        _schedule(inputs),
+        schedule,
         stop,
         frozenset((role, rank.rank) for role in inputs.reduced_roles for rank in sides[role]),
         inputs.data_order,
@@ -263,7 +277,7 @@ def _executor(config: Config, plan: Plan, stop: StopRequest, stack: ExitStack) -
     from flowtrain.runtime.ray_executor import RayExecutor
 
     cluster = Cluster(config.cluster)
-    stack.callback(cluster.close)
+    stack.push(cluster)
     with stop.held():
         cluster.start(all_ranks(plan))
     executor = RayExecutor(cluster, config.cluster.start_timeout_seconds)

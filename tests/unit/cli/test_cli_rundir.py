@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -101,15 +102,21 @@ def test_a_live_run_is_refused_at_once_and_untouched(tmp_path: Path) -> None:
 
 
 def test_a_run_whose_launcher_was_killed_is_waited_for(tmp_path: Path) -> None:
-    """Its driver, which inherited the lock, needs a moment to end."""
-    holder = hold(tmp_path, "import time; time.sleep(1.5)")
+    """Its driver, which inherited the lock, needs a moment to end: here until its stdin is closed."""
+    holder = hold(tmp_path, "import sys; sys.stdin.read()")
+    assert holder.stdin is not None
+    assert holder.stdout is not None
     holder.kill()
     holder.wait(timeout=10)
-    start = time.monotonic()
-    run = open_run_dir(tmp_path, keep=True)
-    assert 0.3 < time.monotonic() - start < 10
-    run.close()
-    end(holder)
+    with ThreadPoolExecutor(1) as threads:
+        opening = threads.submit(open_run_dir, tmp_path, keep=True)
+        try:
+            with pytest.raises(TimeoutError):
+                opening.result(timeout=0.5)
+        finally:
+            holder.stdin.close()
+        opening.result(timeout=10).close()
+    holder.stdout.close()
 
 
 def test_a_place_that_cannot_be_written_is_told(tmp_path: Path) -> None:
