@@ -60,7 +60,7 @@ class Inputs:
 
     @property
     def horizon(self) -> int | None:
-        """Positions of a run by epochs (one where nothing is said); None for a run by steps, which has no end of rows."""
+        """Positions of a run by epochs (one where nothing is said); None for one by steps, which has no end of rows."""
         train = self.config.train
         return None if train.max_steps is not None else len(self.train) * (train.epochs or 1)
 
