@@ -151,7 +151,7 @@ class Pack:
         rank: consumer rank (data-parallel index).
         samples: in the order in which they are laid out; empty for a zero-weight pack.
         units: the encode units of its images, in the order of need.
-        cost: predicted backbone time in the cost model's unit.
+        cost: predicted backbone time in the cost model's unit, a whole number.
         encode_cost: predicted encoder time in the same unit.
     """
 
@@ -159,8 +159,8 @@ class Pack:
     rank: int
     samples: tuple[SampleMeta, ...]
     units: tuple[EncodeUnit, ...]
-    cost: float
-    encode_cost: float
+    cost: int
+    encode_cost: int
 
     @property
     def tokens(self) -> int:

@@ -34,7 +34,7 @@ MOST_MOVES = 100_000
 class Load(NamedTuple):
     """A sample with what it takes of a pack."""
 
-    cost: float
+    cost: int
     tokens: int
     vision_bytes: int
     sample: SampleMeta
@@ -52,7 +52,7 @@ class Bin:
     """A pack in the making."""
 
     loads: list[Load] = field(default_factory=list)
-    cost: float = 0.0
+    cost: int = 0
     tokens: int = 0
     vision_bytes: int = 0
 
@@ -87,7 +87,7 @@ def spread(loads: Sequence[Load], num_packs: int, bounds: Bounds) -> list[Bin] |
 
 def _longest_first(loads: Sequence[Load], num_packs: int, bounds: Bounds) -> list[Bin] | None:
     bins = [Bin() for _ in range(num_packs)]
-    heap = [(0.0, number) for number in range(num_packs)]
+    heap = [(0, number) for number in range(num_packs)]
     for load in sorted(loads, key=lambda load: (-load.cost, load.sample.position)):
         full = []
         while heap and not bins[heap[0][1]].has_room(load, bounds):
@@ -120,7 +120,7 @@ def improve(bins: Sequence[Bin], bounds: Bounds) -> None:
         if len(order) < 2 or num_tried > MOST_MOVES:
             return
         dear = bins[order[-1]]
-        best: tuple[float, Bin, Load, Load | None] | None = None
+        best: tuple[int, Bin, Load, Load | None] | None = None
         for number in sorted(range(len(bins)), key=lambda n: (bins[n].cost, n))[:NUM_PARTNERS]:
             cheap = bins[number]
             if cheap is not dear:
@@ -139,13 +139,13 @@ def improve(bins: Sequence[Bin], bounds: Bounds) -> None:
 
 
 def _best_move(
-    dear: Bin, cheap: Bin, bounds: Bounds, best: tuple[float, Bin, Load, Load | None] | None
-) -> tuple[float, Bin, Load, Load | None] | None:
+    dear: Bin, cheap: Bin, bounds: Bounds, best: tuple[int, Bin, Load, Load | None] | None
+) -> tuple[int, Bin, Load, Load | None] | None:
     """The move that leaves the dearer of the two packs cheapest; `best` when none of these is better."""
-    lowest = best[0] if best is not None else dear.cost * (1 - 1e-9)
+    lowest = best[0] if best is not None else dear.cost
     for given in dear.loads:
         for taken in (None, *cheap.loads):
-            shift = given.cost - (taken.cost if taken is not None else 0.0)
+            shift = given.cost - (taken.cost if taken is not None else 0)
             left = max(dear.cost - shift, cheap.cost + shift)
             if shift > 0 and left < lowest and _fits(dear, cheap, given, taken, bounds):
                 lowest, best = left, (left, cheap, given, taken)
@@ -167,7 +167,7 @@ def slots_of(bins: Sequence[Bin], num_ranks: int) -> list[list[Bin]]:
     """Step 3: `result[slot][rank]`."""
     assert len(bins) % num_ranks == 0, f"{len(bins)} packs for {num_ranks} ranks"
     ordered = sorted(bins, key=lambda pack: (-pack.cost, pack.first_position))
-    so_far = [0.0] * num_ranks
+    so_far = [0] * num_ranks
     slots = []
     for start in range(0, len(ordered), num_ranks):
         ranks = sorted(range(num_ranks), key=lambda rank: (so_far[rank], rank))

@@ -1,36 +1,112 @@
-"""Predicted time of samples on both sides, in FLOPs: linear in tokens and patches, quadratic within a sample or image.
+"""Predicted time of samples on both sides, in whole numbers: linear in tokens and patches, quadratic within a sample.
 
-    pack_cost    Σ samples   token · ℓ  +  token_pair · ℓ²  +  trained_token · t  +  projected_patch · p
-    encode_cost  Σ images    patch · p  +  patch_pair · p²
+    pack_cost    pack  +  Σ samples   token · ℓ  +  token_pair · ℓ²  +  trained_token · t  +  projected_patch · p
+    encode_cost           Σ images    patch · p  +  patch_pair · pairs(p)
 
-ℓ tokens, t trained tokens, p patches. Two packs of equal length differ by Σℓ²: one long sample costs more than many
-short ones. A coefficient counts the passes that its part makes (forward, activations, weights), which freezing sets.
+ℓ tokens, t trained tokens, p patches; pairs(p) = p · (full layers · p + windowed layers · min(p, window)). Two packs of equal length differ by Σℓ²: one long sample costs more than many
+short ones. A pack without samples costs nothing; `unit` is the fixed cost of one encoder call (`unit_cost`).
+
+Whole numbers make every comparison and sum exact, so that all who compose agree bit for bit (contract C1):
+
+    real coefficient ──× 2^exponent, rounded once──▶ integer coefficient ──sums──▶ ≫ SHIFT ──▶ cost of a sample
+
+The exponent gives the coefficient of one token 60 bits, so a token costs about 2^20 units: one part in a million is
+resolved for the shortest sample, a coefficient 2^-40 of that still counts, and a step's costs stay within 53 bits.
+A cost is a number of one model's own units: compare and add costs of one model only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
+from typing import Any
 
 from flowtrain.flops import encoder_terms
 from flowtrain.shapes import ModelShape
-from flowtrain.types import Cut, Module, SampleMeta
+from flowtrain.types import Cut, ImageMeta, Module, SampleMeta
+
+COEFFICIENT_BITS = 60
+SHIFT = 40
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """Coefficients as above; they stand in the decision log."""
+    """Integer coefficients as above, in 2^-exponent of what they were given in; they stand in the decision log.
 
-    token: float
-    token_pair: float
-    trained_token: float
-    projected_patch: float
-    patch: float
-    patch_pair: float
+    Attributes:
+        token: of one token on the backbone.
+        token_pair: of ℓ².
+        trained_token: of one token with a label (the head is computed there).
+        projected_patch: of one patch where the projector runs on the backbone's side.
+        patch: of one patch on the encoder.
+        patch_pair: of one pair of patches that attend to each other in one layer.
+        pack: of a pack that has samples, whatever they are.
+        unit: of an encoder call, whatever it encodes.
+        full_layers: encoder layers whose attention spans an image; `windowed_layers`: a window of `window_patches`.
+        exponent: a coefficient c was given as c / 2^exponent.
+    """
+
+    token: int
+    token_pair: int
+    trained_token: int
+    projected_patch: int
+    patch: int
+    patch_pair: int
+    pack: int
+    unit: int
+    full_layers: int
+    windowed_layers: int
+    window_patches: int
+    exponent: int
 
     @classmethod
-    def from_shape(cls, shape: ModelShape, frozen: frozenset[Module], cut: Cut) -> CostModel:
-        """From the FLOPs of the modules; the projector counts on the side of the cut where it runs."""
+    def from_coefficients(
+        cls,
+        token: float,
+        token_pair: float = 0.0,
+        trained_token: float = 0.0,
+        projected_patch: float = 0.0,
+        patch: float = 0.0,
+        patch_pair: float = 0.0,
+        pack: float = 0.0,
+        unit: float = 0.0,
+        full_layers: int = 1,
+        windowed_layers: int = 0,
+        window_patches: int = 0,
+    ) -> CostModel:
+        """Quantised once; any unit will do (FLOPs, seconds, tokens) as long as it is the same for all.
+
+        CostModel.from_coefficients(token=1.0, token_pair=2.05e-5)      # in tokens: a 7B model's attention share
+        """
+        real = (token, token_pair, trained_token, projected_patch, patch, patch_pair, pack, unit)
+        assert all(math.isfinite(value) and value >= 0 for value in real), f"coefficients {real}"
+        assert max(real) > 0, "a model that finds everything free can balance nothing"
+        exponent = COEFFICIENT_BITS - math.frexp(token or max(real))[1]
+        return cls(
+            token=_scaled(token, exponent),
+            token_pair=_scaled(token_pair, exponent),
+            trained_token=_scaled(trained_token, exponent),
+            projected_patch=_scaled(projected_patch, exponent),
+            patch=_scaled(patch, exponent),
+            patch_pair=_scaled(patch_pair, exponent),
+            pack=_scaled(pack, exponent),
+            unit=_scaled(unit, exponent),
+            full_layers=full_layers,
+            windowed_layers=windowed_layers,
+            window_patches=window_patches,
+            exponent=exponent,
+        )
+
+    @classmethod
+    def from_shape(
+        cls, shape: ModelShape, frozen: frozenset[Module], cut: Cut, attention_efficiency: float = 1.0
+    ) -> CostModel:
+        """From the FLOPs of the modules; the projector counts on the side of the cut where it runs.
+
+        `attention_efficiency`: share of a matrix product's speed that the attention kernel reaches. A coefficient
+        counts the passes that its part makes (forward, activations, weights), which freezing sets.
+        """
         encoder_trains, projector_trains = Module.ENCODER not in frozen, Module.PROJECTOR not in frozen
         encoder_passes = 3 if encoder_trains else 1
         projector_passes = 3 if projector_trains else 2 if encoder_trains else 1
@@ -39,20 +115,41 @@ class CostModel:
         linear_passes, pair_passes = (3, 3) if Module.BACKBONE not in frozen else (2, 3) if flows else (1, 1)
         text, vision = shape.text, shape.vision
         linear, pair = encoder_terms(shape)
-        # A window is small against the images that have several: attention in windows is linear in the patches.
-        windowed = pair * (vision.layers - vision.full_layers) * (vision.window_patches or 0)
         projector = projector_passes * 2.0 * shape.projector.weights / shape.projector.patches_per_token
         after = cut is Cut.AFTER_PROJECTOR
-        return cls(
+        return cls.from_coefficients(
             token=linear_passes * 2.0 * text.layers * text.layer_weights,
-            token_pair=pair_passes * 2.0 * text.layers * text.heads * text.head_dim,
+            token_pair=pair_passes * 2.0 * text.layers * text.heads * text.head_dim / attention_efficiency,
             trained_token=linear_passes * 2.0 * text.head_weights,
             projected_patch=0.0 if after else projector,
-            patch=encoder_passes * (linear + windowed) + (projector if after else 0.0),
-            patch_pair=encoder_passes * pair * vision.full_layers,
+            patch=encoder_passes * linear + (projector if after else 0.0),
+            patch_pair=encoder_passes * pair / attention_efficiency,
+            full_layers=vision.full_layers,
+            windowed_layers=vision.layers - vision.full_layers,
+            window_patches=vision.window_patches or 0,
         )
 
-    def sample_cost(self, sample: SampleMeta) -> float:
+    @classmethod
+    def reference(cls) -> CostModel:
+        """FLOPs of a trained 7B backbone and 0.67B encoder, for traces that come without a model.
+
+        28 layers of 28 heads of 128, 7.07e9 matrix weights; encoder of 32 layers of width 1280, 4 of them with full
+        attention; matrix products at 65 % of peak, attention at 45 %. One token squared is 2.05e-5 of a token.
+        """
+        efficiency = 0.45 / 0.65
+        return cls.from_coefficients(
+            token=6 * 7.07e9,
+            token_pair=6 * 28 * 28 * 128 / efficiency,
+            patch=6 * 32 * (4 * 1280**2 + 3 * 1280 * 3420),
+            patch_pair=3 * 4 * 1280 / efficiency,
+            full_layers=4,
+            windowed_layers=28,
+            window_patches=64,
+        )
+
+    # --- costs --------------------------------------------------------------------------------------------------------
+
+    def sample_cost(self, sample: SampleMeta) -> int:
         """Backbone side, one sample."""
         length = sample.tokens
         return (
@@ -60,22 +157,57 @@ class CostModel:
             + self.token_pair * length * length
             + self.trained_token * sample.trained_tokens
             + self.projected_patch * sample.patches
-        )
+        ) >> SHIFT
 
-    def pack_cost(self, samples: Iterable[SampleMeta]) -> float:
-        """Backbone side; additive over the samples of a pack, since none of them sees another."""
-        return sum(map(self.sample_cost, samples), 0.0)
+    def pack_cost(self, samples: Iterable[SampleMeta]) -> int:
+        """Backbone side; `fixed` and a sum over the samples of a pack, since none of them sees another."""
+        costs = [self.sample_cost(sample) for sample in samples]
+        return self.fixed + sum(costs) if costs else 0
 
-    def encode_cost(self, samples: Iterable[SampleMeta]) -> float:
-        """Encoder side; additive over images."""
-        return sum(
-            (
-                self.patch * image.patches + self.patch_pair * image.patches * image.patches
-                for sample in samples
-                for image in sample.images
-            ),
-            0.0,
-        )
+    @property
+    def fixed(self) -> int:
+        """What a pack with samples costs beside them."""
+        return self.pack >> SHIFT
 
-    def to_dict(self) -> dict[str, float]:
+    def length_cost(self, tokens: int) -> int:
+        """Backbone side, one sample of which only the length is known."""
+        return (self.token * tokens + self.token_pair * tokens * tokens) >> SHIFT
+
+    def image_cost(self, image: ImageMeta) -> int:
+        """Encoder side, one image."""
+        return (self.patch * image.patches + self.patch_pair * self.pairs(image.patches)) >> SHIFT
+
+    def encode_cost(self, samples: Iterable[SampleMeta]) -> int:
+        """Encoder side; additive over images, whatever they share a call with."""
+        return sum(self.image_cost(image) for sample in samples for image in sample.images)
+
+    def unit_cost(self, samples: Iterable[SampleMeta]) -> int:
+        """Encoder side, one call that encodes these samples."""
+        cost = self.encode_cost(samples)
+        return cost + (self.unit >> SHIFT) if cost else 0
+
+    def pairs(self, patches: int) -> int:
+        """Pairs of patches of one image that attend to each other, over all layers."""
+        span = self.full_layers * patches + self.windowed_layers * min(patches, self.window_patches or patches)
+        return patches * span
+
+    def real(self, cost: int) -> float:
+        """A cost in the unit in which the coefficients were given."""
+        return math.ldexp(cost, SHIFT - self.exponent)
+
+    # --- the decision log ---------------------------------------------------------------------------------------------
+
+    def to_dict(self) -> dict[str, int]:
         return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> CostModel:
+        """What `to_dict` gave; KeyError or TypeError when it is something else."""
+        return cls(**{name: int(fields[name]) for name in cls.__dataclass_fields__})
+
+
+def _scaled(value: float, exponent: int) -> int:
+    """`value` · 2^exponent to the nearest integer, exactly: a float is a whole number over a power of two."""
+    numerator, denominator = value.as_integer_ratio() if value else (0, 1)
+    numerator, denominator = numerator << max(exponent, 0), denominator << max(-exponent, 0)
+    return (2 * numerator + denominator) // (2 * denominator)

@@ -18,7 +18,7 @@ def build_packs(
     phase: Phase, index: int, slots: Sequence[Sequence[Sequence[SampleMeta]]], spec: CompositionSpec, cost: CostModel
 ) -> tuple[tuple[Pack, ...], ...]:
     """Packs by slot and rank, their units numbered and given to producers."""
-    load = [0.0] * spec.num_producers
+    load = [0] * spec.num_producers
 
     def unit_of(slot: int, rank: int, number: int, samples: Sequence[SampleMeta]) -> EncodeUnit:
         producer = None

@@ -85,6 +85,6 @@ def test_costs_are_the_flops_of_the_sides(shape: ModelShape, frozen: tuple[str, 
     cost = CostModel.from_shape(shape, modules, cut)
     flops = step_flops(shape, [row], modules)
     moved = flops.projector if cut is Cut.BEFORE_PROJECTOR else 0.0
-    assert cost.pack_cost([row]) == pytest.approx(flops.backbone + moved)
-    assert cost.encode_cost([row]) == pytest.approx(flops.encoder + flops.projector - moved)
+    assert cost.real(cost.pack_cost([row])) == pytest.approx(flops.backbone + moved)
+    assert cost.real(cost.encode_cost([row])) == pytest.approx(flops.encoder + flops.projector - moved)
     assert cost.pack_cost([row, row]) == 2 * cost.pack_cost([row])

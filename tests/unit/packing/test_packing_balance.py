@@ -11,7 +11,7 @@ from flowtrain.packing.balance import Bounds, Load, improve, johnson, slots_of, 
 from flowtrain.types import SampleMeta
 
 loads_lists = st.lists(
-    st.tuples(st.floats(1, 100), st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=20
+    st.tuples(st.integers(1, 100), st.integers(1, 50), st.integers(0, 50)), min_size=1, max_size=20
 ).map(
     lambda sizes: [
         Load(cost, tokens, num_bytes, SampleMeta(position, position, str(position), tokens, 0, 1))
@@ -29,7 +29,7 @@ def test_improve_keeps_rows_and_bounds_and_never_worsens(loads: list[Load], num_
         return
     dearest = max(pack.cost for pack in bins)
     improve(bins, BOUNDS)
-    assert max(pack.cost for pack in bins) <= dearest * (1 + 1e-9)
+    assert max(pack.cost for pack in bins) <= dearest
     assert sorted(load.sample.position for pack in bins for load in pack.loads) == list(range(len(loads)))
     for pack in bins:
         assert pack.tokens == sum(load.tokens for load in pack.loads) <= BOUNDS.tokens
@@ -43,12 +43,12 @@ def test_one_pack_a_row_always_fits(loads: list[Load]) -> None:
 
 
 def test_improve_finds_the_swap() -> None:
-    costs = [5.0, 5.0, 4.0, 4.0, 3.0, 3.0]
+    costs = [5, 5, 4, 4, 3, 3]
     loads = [Load(cost, 10, 0, SampleMeta(n, n, str(n), 10, 0, 1)) for n, cost in enumerate(costs)]
     bins = spread(loads, 2, Bounds(30, 0))
     assert bins is not None
     improve(bins, Bounds(30, 0))
-    assert [pack.cost for pack in bins] == [12.0, 12.0]
+    assert [pack.cost for pack in bins] == [12, 12]
 
 
 @settings(max_examples=100, deadline=None)

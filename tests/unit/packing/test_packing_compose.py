@@ -15,7 +15,7 @@ from flowtrain.types import ImageMeta, Phase, SampleMeta, SkippedRow, Step
 
 Row = SampleMeta | SkippedRow
 
-COST = CostModel(token=100.0, token_pair=1.0, trained_token=10.0, projected_patch=0.0, patch=20.0, patch_pair=0.5)
+COST = CostModel.from_coefficients(token=100.0, token_pair=1.0, trained_token=10.0, patch=20.0, patch_pair=0.5)
 MAX_TOKENS = 64
 
 
@@ -100,7 +100,7 @@ def assert_invariants(spec: CompositionSpec, rows: Sequence[Row], steps: Sequenc
             assert step.rows == spec.step_samples or number == len(steps)
         else:
             assert len(step.slots) == spec.step_packs
-        loads = [0.0] * spec.num_producers
+        loads = [0] * spec.num_producers
         for k, slot in enumerate(step.slots):
             assert [(pack.slot, pack.rank) for pack in slot] == [(k, rank) for rank in range(spec.num_consumers)]
             for pack in slot:
@@ -110,11 +110,11 @@ def assert_invariants(spec: CompositionSpec, rows: Sequence[Row], steps: Sequenc
                 assert_units(spec, pack.samples, pack.units, loads)
 
 
-def spec_cost(samples: Sequence[SampleMeta]) -> float:
-    return sum((COST.sample_cost(s) for s in samples), 0.0)
+def spec_cost(samples: Sequence[SampleMeta]) -> int:
+    return sum(COST.sample_cost(s) for s in samples)
 
 
-def assert_units(spec: CompositionSpec, samples: Sequence[SampleMeta], units: Sequence, loads: list[float]) -> None:
+def assert_units(spec: CompositionSpec, samples: Sequence[SampleMeta], units: Sequence, loads: list[int]) -> None:
     assert [s for unit in units for s in unit.samples] == [s for s in samples if s.images]
     for number, unit in enumerate(units):
         assert unit.id.number == number

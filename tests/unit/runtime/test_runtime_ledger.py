@@ -21,7 +21,7 @@ from flowtrain.shapes import read_shape
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.types import EmbeddingRef, ImageMeta, Module, Phase, SampleMeta, SkippedRow, Step
 
-COST = CostModel(token=1.0, token_pair=0.0, trained_token=0.0, projected_patch=0.0, patch=1.0, patch_pair=0.0)
+COST = CostModel.from_coefficients(token=1.0, patch=1.0)
 NUM_ROWS = 12
 SPEC = CompositionSpec(
     num_rows=NUM_ROWS,

@@ -16,7 +16,7 @@ from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.runtime.rows import PROBED_ROWS, BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.types import ImageMeta, Phase, SampleMeta, SkippedRow, Step
 
-COST = CostModel(token=100.0, token_pair=1.0, trained_token=10.0, projected_patch=0.0, patch=20.0, patch_pair=0.5)
+COST = CostModel.from_coefficients(token=100.0, token_pair=1.0, trained_token=10.0, patch=20.0, patch_pair=0.5)
 BLOCK_ROWS = 4
 MOST_VISION = 12
 """Vision tokens of a pack that the pool has room for."""

@@ -1,0 +1,85 @@
+"""The cost model: whole numbers that differ from the real formula by less than a millionth, and their log entry."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from flowtrain.packing import CostModel
+from flowtrain.types import ImageMeta, SampleMeta
+
+coefficients = st.fixed_dictionaries(
+    {
+        "token": st.floats(1e-9, 1e15),
+        "token_pair": st.floats(0, 1e12),
+        "trained_token": st.floats(0, 1e12),
+        "patch": st.floats(0, 1e12),
+        "patch_pair": st.floats(0, 1e9),
+        "pack": st.floats(0, 1e9),
+        "unit": st.floats(0, 1e9),
+    }
+)
+
+
+def sample(tokens: int, patches: list[int], trained: int = 3) -> SampleMeta:
+    images = tuple(ImageMeta(8, 8, 1, number) for number in patches)
+    return SampleMeta(0, 0, "row", tokens, 0, min(trained, tokens), images)
+
+
+samples = st.lists(
+    st.builds(sample, st.integers(1, 100_000), st.lists(st.integers(1, 20_000), max_size=4)), min_size=1, max_size=5
+)
+
+
+@settings(max_examples=200, deadline=None)
+@given(coefficients, samples)
+def test_whole_numbers_are_within_a_millionth(real: dict[str, float], rows: list[SampleMeta]) -> None:
+    cost = CostModel.from_coefficients(**real)
+    exact = real["pack"] + sum(
+        real["token"] * s.tokens + real["token_pair"] * s.tokens**2 + real["trained_token"] * s.trained_tokens
+        for s in rows
+    )
+    # What is far below one token is resolved to a millionth of a token.
+    resolved = 2e-6 * real["token"] * (1 + len(rows))
+    assert cost.real(cost.pack_cost(rows)) == pytest.approx(exact, rel=2e-6, abs=resolved)
+    patches = [image.patches for s in rows for image in s.images]
+    exact = sum(real["patch"] * p + real["patch_pair"] * p * p for p in patches)
+    assert cost.real(cost.encode_cost(rows)) == pytest.approx(exact, rel=2e-6, abs=2e-6 * real["token"] * len(patches))
+    for found in (cost.pack_cost(rows), cost.encode_cost(rows), cost.unit_cost(rows), *map(cost.sample_cost, rows)):
+        assert type(found) is int
+
+
+@settings(max_examples=50, deadline=None)
+@given(coefficients, samples, samples)
+def test_costs_add(real: dict[str, float], some: list[SampleMeta], more: list[SampleMeta]) -> None:
+    cost = CostModel.from_coefficients(**real)
+    assert cost.pack_cost([*some, *more]) == cost.pack_cost(some) + cost.pack_cost(more) - cost.fixed
+    assert cost.pack_cost([*some, *more]) == cost.pack_cost([*more, *some])
+    assert cost.encode_cost([*some, *more]) == cost.encode_cost(some) + cost.encode_cost(more)
+
+
+def test_nothing_costs_nothing() -> None:
+    cost = CostModel.from_coefficients(token=1.0, pack=5.0, unit=7.0)
+    assert (cost.pack_cost([]), cost.encode_cost([]), cost.unit_cost([])) == (0, 0, 0)
+    assert cost.unit_cost([sample(5, [])]) == 0, "a row without images makes no call"
+
+
+def test_windows_bound_the_span_of_attention() -> None:
+    cost = CostModel.from_coefficients(token=1.0, patch_pair=1.0, full_layers=2, windowed_layers=3, window_patches=16)
+    assert cost.pairs(10) == 10 * 10 * 5
+    assert cost.pairs(100) == 100 * (2 * 100 + 3 * 16)
+
+
+def test_the_reference_has_the_published_share_of_attention() -> None:
+    cost = CostModel.reference()
+    assert cost.token_pair / cost.token == pytest.approx(2.05e-5, rel=5e-3)
+
+
+@settings(max_examples=50, deadline=None)
+@given(coefficients)
+def test_the_log_gives_back_the_same_model(real: dict[str, float]) -> None:
+    cost = CostModel.from_coefficients(**real)
+    assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
