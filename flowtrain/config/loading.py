@@ -30,6 +30,7 @@ __all__ = ["LoadedConfig", "config_from_json", "config_to_json", "dump_resolved"
 
 EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("train", "max_steps"), ("train", "epochs")),
+    (("train", "warmup_steps"), ("train", "warmup_ratio")),
     (("train", "step", "samples"), ("train", "step", "packs")),
     (("producers", "num"), ("producers", "layout")),
     (("consumers", "num"), ("consumers", "layout")),

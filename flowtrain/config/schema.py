@@ -109,7 +109,9 @@ class TrainConfig(Section):
     )
     schedule: Literal["cosine", "linear", "constant"] = Field("cosine", description="Shape after the warm-up.")
     warmup_steps: NonNegative | None = Field(None, description="Steps from 0 to the peak; or give `warmup_ratio`.")
-    warmup_ratio: Fraction = Field(0.03, description="The same as a share of all steps.")
+    warmup_ratio: Fraction | None = Field(
+        None, description="The same as a share of all steps; 0.03 when neither is given."
+    )
     min_lr_ratio: Fraction = Field(0.0, description="Where cosine and linear end, as a share of the peak.")
     weight_decay: float = Field(0.0, ge=0, description="AdamW decay; biases, norms and embeddings are left out.")
     betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="AdamW.")
@@ -125,6 +127,8 @@ class TrainConfig(Section):
     def _length(self) -> TrainConfig:
         if self.max_steps is not None and self.epochs is not None:
             raise ValueError("give only one of `max_steps` and `epochs`")
+        if self.warmup_steps is not None and self.warmup_ratio is not None:
+            raise ValueError("give only one of `warmup_steps` and `warmup_ratio`")
         if len(set(self.freeze)) == len(Module):
             raise ValueError("`freeze` names every module: nothing would train")
         if self.max_lag:
@@ -170,9 +174,18 @@ class PoolConfig(Section):
 class PackingConfig(Section):
     policy: Literal["dynamic", "arrival"] = Field("dynamic", description="How packs are built.")
     max_tokens: Positive = Field(1024, description="Most tokens of a pack, images included.")
-    lookahead: Positive = Field(1, description="Steps of rows among which a step is chosen.")
-    cost: Literal["model"] = Field("model", description="Where costs come from: only `model`, FLOPs of the shape.")
-    on_long_row: Literal["skip", "error"] = Field("skip", description="A row longer than a pack: count it, or stop.")
+    lookahead: Positive = Field(
+        3, description="Steps of rows among which a step is chosen; 1: a step is exactly the next rows."
+    )
+    cost: Literal["model", "fitted"] = Field(
+        "model", description="`model`: FLOPs of the shape; `fitted`: from measured times, logged so that runs repeat."
+    )
+    attention_efficiency: float = Field(
+        1.0, gt=0, le=4, description="Speed of attention over that of matrix products, in the costs of `model`."
+    )
+    on_long_row: Literal["skip", "error", "own_pack"] = Field(
+        "skip", description="A row longer than a pack: count it, stop, or give it a pack alone."
+    )
 
 
 class AllocationConfig(Section):
@@ -283,7 +296,9 @@ class Config(Section):
 
     @property
     def max_row_tokens(self) -> int:
-        """A row longer than this is handled by `packing.on_long_row`."""
+        """A row longer than this cannot be trained: it is counted, or stops the run."""
+        if self.packing.on_long_row == "own_pack" and self.data.max_seq_len is not None:
+            return self.data.max_seq_len
         return min(self.data.max_seq_len or self.packing.max_tokens, self.packing.max_tokens)
 
     @model_validator(mode="after")
@@ -294,6 +309,10 @@ class Config(Section):
                     raise ValueError(f"`{name}.num` must be 1 when encoder and backbone share one process (colocated)")
         elif self.pool.transport == "local":
             raise ValueError("`pool.transport` local is for one process (colocated): use auto or shm")
+        if self.packing.on_long_row == "own_pack" and self.data.max_seq_len is None:
+            raise ValueError(
+                "`packing.on_long_row` own_pack needs `data.max_seq_len`, the longest row that memory must hold"
+            )
         if self.train.eval_every is not None and self.data.eval is None:
             raise ValueError("`train.eval_every` asks for evaluation losses: give `data.eval`, or leave it out")
         return self

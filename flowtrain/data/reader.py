@@ -67,7 +67,7 @@ class ReaderStage:
                 source,
                 self.config.data,
                 self.config.max_row_tokens,
-                self.config.packing.on_long_row,
+                "error" if self.config.packing.on_long_row == "error" else "skip",
             )
             self._rows[phase] = order, builder
         return self._rows[phase]

@@ -23,12 +23,15 @@ import math
 from flowtrain.config.schema import TrainConfig
 from flowtrain.types import Module
 
+DEFAULT_WARMUP_RATIO = 0.03
+
 
 def num_warmup_steps(train: TrainConfig, total_steps: int) -> int:
-    """Steps from 0 to the peak: `warmup_steps`, or `warmup_ratio` of all steps rounded up."""
+    """Steps from 0 to the peak: `warmup_steps`, or a share of all steps rounded up."""
     if train.warmup_steps is not None:
         return train.warmup_steps
-    return math.ceil(train.warmup_ratio * total_steps)
+    ratio = DEFAULT_WARMUP_RATIO if train.warmup_ratio is None else train.warmup_ratio
+    return math.ceil(ratio * total_steps)
 
 
 def rate_factor(train: TrainConfig, step: int, total_steps: int) -> float:

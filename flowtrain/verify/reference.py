@@ -49,7 +49,7 @@ def learning_rate(train: TrainConfig, module: Module, step: int, num_steps: int)
     peak = train.module_lr.get(module.value, train.lr)
     warmup = train.warmup_steps
     if warmup is None:
-        warmup = math.ceil(num_steps * train.warmup_ratio)
+        warmup = math.ceil(num_steps * (0.03 if train.warmup_ratio is None else train.warmup_ratio))
     if step <= warmup:
         return peak * (step / warmup)
     done = min((step - 1 - warmup) / max(num_steps - warmup, 1), 1.0)

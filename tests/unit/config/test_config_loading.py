@@ -86,6 +86,8 @@ def test_a_small_config_has_defaults_and_absolute_paths(write: Write, tmp_path: 
         ("producers: {num: 2, layout: r2}", ":3:13: producers.num: give only one of `num` and `layout`"),
         ("producers: {layout: t2}", ":3:13: producers.layout: `layout` is 't2': only data-parallel copies"),
         ("train: {max_steps: 1, epochs: 1}", ":3:9: train.max_steps: give only one of"),
+        ("train: {warmup_steps: 1, warmup_ratio: 0.1}", ":3:9: train.warmup_steps: give only one of"),
+        ("packing: {on_long_row: own_pack}", "`packing.on_long_row` own_pack needs `data.max_seq_len`"),
         ("train: {max_lag: 1}", ":3:9: train.max_lag: `max_lag` above 0 is not supported yet"),
         ("train: {freeze: [encoder, projector, backbone]}", ":3:9: train.freeze: `freeze` names every module"),
         (

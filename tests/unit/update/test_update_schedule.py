@@ -74,7 +74,8 @@ def test_steps_past_the_end_stay_at_the_end_of_the_curve() -> None:
 def test_warmup_ratio_is_rounded_up() -> None:
     assert num_warmup_steps(TrainConfig(warmup_ratio=0.03), 100) == 3
     assert num_warmup_steps(TrainConfig(warmup_ratio=0.03), 101) == 4
-    assert num_warmup_steps(TrainConfig(warmup_ratio=0.5, warmup_steps=0), 100) == 0
+    assert num_warmup_steps(TrainConfig(warmup_steps=0), 100) == 0
+    assert num_warmup_steps(TrainConfig(), 100) == 3
 
 
 def test_each_training_module_has_its_own_peak() -> None:
