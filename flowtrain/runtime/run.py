@@ -169,7 +169,7 @@ def _train(
 ) -> None:
     config, plan = inputs.config, inputs.plan
     spec = composition(inputs)
-    cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut)
+    cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut, config.packing.attention_efficiency)
     at = inputs.first_step + 1
     files.decision(at, "plan", plan=plan_to_dict(plan))
     files.decision(at, "composition", seed=config.run.seed, fingerprint=inputs.train.fingerprint, **spec.to_dict())
