@@ -1,0 +1,156 @@
+"""Samples per second of a plan on the machine that a profile was made on (pure).
+
+A step is played on the sides' processes, order by order, with the profile's seconds:
+
+    producers   e1 e2 e3 e4 ·· b1  b2  b3  b4 ·          e: encode of a pack's images   b: their backward
+    consumers      c1····c2····c3····c4····  u           c: pack, forward and backward  u: reduce and update
+                └ fill                 drain ┘
+
+| run | seconds of a step |
+|---|---|
+| trainable encoder, two sides | from the first encode to the last update: nothing of the next step may begin before |
+| frozen encoder, two sides | those of the slower side: producers run ahead across steps |
+| one process | the sum of everything, reading rows included |
+
+While both sides are busy each is slower, as was measured with both at once; the share of time in which they are follows
+from the play itself. On CPUs no step is shorter than all its busy threads divided by the cores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from flowtrain.allocator.profile import PackWork, Part, Profile
+from flowtrain.types import Role
+
+ROUNDS = 4
+"""Of finding the share of time in which both sides are busy: each corrects the one before, and two would do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """The part of a plan that a prediction depends on."""
+
+    colocated: bool
+    producers: int
+    producer_threads: int
+    consumers: int
+    consumer_threads: int
+    cores: int
+    on_cpu: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Of a mean step: busy seconds are those of one process of the side."""
+
+    samples_per_second: float
+    step_seconds: float
+    producer_seconds: float
+    consumer_seconds: float
+    update_seconds: float
+
+
+def predict(profile: Profile, setup: Setup) -> Prediction:
+    """What a steady run of this setup does, start and checkpoints aside."""
+    if setup.colocated:
+        return _colocated(profile, setup)
+    both_busy = dict.fromkeys((Role.PRODUCER, Role.CONSUMER), 0.0)
+    for _ in range(ROUNDS):
+        found = _apart(profile, setup, both_busy)
+        both_busy[Role.PRODUCER] = min(1.0, found.consumer_seconds / found.step_seconds)
+        both_busy[Role.CONSUMER] = min(1.0, found.producer_seconds / found.step_seconds)
+    return found
+
+
+def _colocated(profile: Profile, setup: Setup) -> Prediction:
+    threads = setup.consumer_threads
+    encode = train = 0.0
+    for pack in _packs(profile):
+        encode += profile.seconds(Role.PRODUCER, "forward", pack.encode, threads=threads, colocated=True)
+        if profile.trainable_encoder:
+            encode += profile.seconds(Role.PRODUCER, "backward", pack.encode, threads=threads, colocated=True)
+        train += profile.seconds(Role.CONSUMER, "forward", pack.train, threads=threads, colocated=True)
+    num = len(profile.steps)
+    encode, train = encode / num, train / num
+    update = sum(profile.update_seconds(role, threads, colocated=True) for role in (Role.PRODUCER, Role.CONSUMER))
+    rest = profile.overhead_seconds + profile.rows_per_step * profile.read_seconds
+    step = encode + train + update + rest
+    return Prediction(profile.rows_per_step / step, step, encode, train, update)
+
+
+def _apart(profile: Profile, setup: Setup, both_busy: Mapping[Role, float]) -> Prediction:
+    """`both_busy`: share of a side's busy time in which the other side is busy, too."""
+
+    def seconds(role: Role, part: Part, work: float) -> float:
+        threads = setup.producer_threads if role is Role.PRODUCER else setup.consumer_threads
+        alone = profile.seconds(role, part, work, threads=threads)
+        both = profile.seconds(role, part, work, threads=threads, together=True)
+        return alone + (both - alone) * both_busy[role]
+
+    updates = [
+        profile.update_seconds(role, threads)
+        for role, threads in ((Role.PRODUCER, setup.producer_threads), (Role.CONSUMER, setup.consumer_threads))
+    ]
+    update = max(updates)
+    step_seconds = producer_seconds = consumer_seconds = 0.0
+    for packs in profile.steps:
+        encode = [seconds(Role.PRODUCER, "forward", pack.encode) for pack in packs]
+        back = [seconds(Role.PRODUCER, "backward", pack.encode) for pack in packs]
+        back = back if profile.trainable_encoder else [0.0] * len(packs)
+        train = [seconds(Role.CONSUMER, "forward", pack.train) for pack in packs]
+        producer, consumer = (sum(encode) + sum(back)) / setup.producers, sum(train) / setup.consumers
+        if profile.trainable_encoder:
+            played = play(encode, train, back, setup.producers, setup.consumers, profile.call_seconds) + update
+        else:
+            played = max(producer, consumer + updates[1])
+        if setup.on_cpu:
+            threads = (sum(encode) + sum(back)) * setup.producer_threads + sum(train) * setup.consumer_threads
+            reading = profile.read_seconds * sum(pack.rows for pack in packs)
+            played = max(played, (threads + reading) / setup.cores)
+        step_seconds += played
+        producer_seconds += producer
+        consumer_seconds += consumer
+    num = len(profile.steps)
+    step = step_seconds / num
+    return Prediction(profile.rows_per_step / step, step, producer_seconds / num, consumer_seconds / num, update)
+
+
+def play(
+    encode: Sequence[float],
+    train: Sequence[float],
+    back: Sequence[float],
+    num_producers: int,
+    num_consumers: int,
+    call_seconds: float = 0.0,
+) -> float:
+    """Seconds of one step of packs in this order, from the first encode to the end of the last backward.
+
+    Pack k is encoded by the producer that is free first, trained by consumer k mod `num_consumers` behind the pack
+    before it there, and its backward runs on the producer that encoded it, behind that one's encodes and backwards.
+
+    >>> play([1.0, 1.0], [2.0, 2.0], [0.5, 0.5], 1, 1)
+    5.5
+    """
+    free = [0.0] * num_producers
+    owner, ready = [], []
+    for seconds in encode:
+        producer = min(range(num_producers), key=lambda rank: (free[rank], rank))
+        free[producer] += seconds
+        owner.append(producer)
+        ready.append(free[producer] + (call_seconds if seconds else 0.0))
+    at = [0.0] * num_consumers
+    end = 0.0
+    for k, seconds in enumerate(train):
+        rank = k % num_consumers
+        at[rank] = max(at[rank], ready[k]) + seconds
+        end = max(end, at[rank])
+        if back[k]:
+            free[owner[k]] = max(free[owner[k]], at[rank] + call_seconds) + back[k]
+            end = max(end, free[owner[k]])
+    return end
+
+
+def _packs(profile: Profile) -> list[PackWork]:
+    return [pack for step in profile.steps for pack in step]
