@@ -13,9 +13,20 @@ them (contract C6): an order carries the addresses that its receiver may free, a
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from flowtrain.types import Address, EmbeddingRef, EncodeUnit, Module, Pack, Phase, SkippedRow, UnitId
+
+
+@dataclass(frozen=True, slots=True)
+class PoolUse:
+    """What one order did with the pool: seconds in its calls, payload bytes written into it and read out of it, by
+    transport (`own`: features put into the process's own segment)."""
+
+    seconds: float = 0.0
+    bytes_in: Mapping[str, int] = field(default_factory=dict)
+    bytes_out: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +55,7 @@ class UnitEncoded:
     bad: tuple[SkippedRow, ...]
     seconds: float
     waited: float
+    pool: PoolUse = PoolUse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +91,7 @@ class PackTrained:
     trained_tokens: int
     seconds: float
     waited: float
+    pool: PoolUse = PoolUse()
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +109,7 @@ class UnitsReturned:
     producer: int
     seconds: float
     waited: float
+    pool: PoolUse = PoolUse()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The backbone side of a run: one process that runs packs, forward and backward, on features it reads from the pool.
 
     PackOrder + payload blocks ──▶ token ids, labels ─┐
-    pool.get(ref): views, no copy ────────────────────┴─▶ loss ─▶ backward ─▶ gradients over the features ─▶ PackTrained
+    pool.get_all(refs) ───────────────────────────────┴─▶ loss ─▶ backward ─▶ gradients over the features ─▶ PackTrained
     ReduceOrder, UpdateOrder ──▶ `flowtrain.update`
 
 A row found bad at decode keeps its place in the pack and takes no part in the computation: samples of a pack never see
@@ -12,6 +12,7 @@ rows would (C2, C3).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -49,8 +50,11 @@ class ConsumerStage:
         pack = order.pack
         tokens = dict(zip(order.blocks, payloads, strict=True))
         refs = {ref.position: ref for ref in order.refs}
+        views = dict(zip(refs, self.pool.get_all(order.refs), strict=True))
         survivors = [sample for sample in pack.samples if sample.position not in order.masked]
-        samples = [self._sample(sample, tokens[sample.block], refs.get(sample.position), order) for sample in survivors]
+        samples = [
+            self._sample(s, tokens[s.block], refs.get(s.position), views.get(s.position, ()), order) for s in survivors
+        ]
         loss_sum, trained = 0.0, 0
         if samples:
             with torch.set_grad_enabled(order.phase is Phase.TRAIN):
@@ -63,9 +67,12 @@ class ConsumerStage:
             for sample, inputs in zip(survivors, samples, strict=True):
                 if inputs.features is not None:
                     self._return(refs[sample.position], inputs.features)
+            self.pool.flush()
+        self.pool.release(order.refs)
         self._idle_since = time.perf_counter()
+        seconds = self._idle_since - start
         return PackTrained(
-            order.phase, order.step, pack.slot, self.rank, loss_sum, trained, self._idle_since - start, waited
+            order.phase, order.step, pack.slot, self.rank, loss_sum, trained, seconds, waited, self.pool.use()
         )
 
     def reduce(self, order: ReduceOrder) -> ReduceReport:
@@ -87,7 +94,12 @@ class ConsumerStage:
         self.pool.close()
 
     def _sample(
-        self, sample: SampleMeta, block: PayloadBlock, ref: EmbeddingRef | None, order: PackOrder
+        self,
+        sample: SampleMeta,
+        block: PayloadBlock,
+        ref: EmbeddingRef | None,
+        views: Sequence[torch.Tensor],
+        order: PackOrder,
     ) -> PackSample:
         tokens = block.sample(sample.index)
         features = None
@@ -96,7 +108,6 @@ class ConsumerStage:
             assert not order.return_gradients or ref.version == order.step - 1, (
                 f"features of encoder version {ref.version} offered to step {order.step}"
             )
-            views = self.pool.get(ref)
             features = tuple(view.to(self.device).detach().requires_grad_(order.return_gradients) for view in views)
         assert (features is None) == (sample.vision_tokens == 0), f"sample {sample.id} has images and no features"
         return PackSample(

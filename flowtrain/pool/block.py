@@ -20,9 +20,10 @@ import zlib
 from enum import IntEnum
 from typing import NamedTuple
 
+from flowtrain.pool.address import LINE_BYTES, generation_of, make_address, offset_of, owner_of, region_of
 from flowtrain.types import Address
 
-ALIGNMENT = 64
+ALIGNMENT = LINE_BYTES
 """Blocks and the tensors in them start at multiples of a cache line."""
 
 HEADER_BYTES = 64
@@ -46,8 +47,9 @@ class BlockState(IntEnum):
 class Header(NamedTuple):
     """What a block says of itself.
 
-    `version` is the generation: the encoder version of the features. `checksum` is a CRC-32 of the payload, None
-    unless the writer was told to compute it.
+    `address` has the generation of the block: a reference to an earlier block at this place is told by it. `version`
+    is the encoder version of the features. `checksum` is a CRC-32 of the payload, None unless the writer was told to
+    compute it.
     """
 
     state: BlockState
@@ -116,6 +118,11 @@ def check_block(memory: memoryview, expected: Header, where: str) -> None:
             for name in Header._fields
             if name != "checksum" and getattr(found, name) != getattr(expected, name)
         ]
+        if _same_place(found.address, expected.address):
+            differ.append(
+                f"it was used after its release: its place has generation {generation_of(found.address)}, "
+                f"expected {generation_of(expected.address)}"
+            )
         raise BlockError(f"{where}, in state {found.state.name}: {'; '.join(differ)}")
     if found.checksum is not None:
         actual = checksum_of(memory[HEADER_BYTES : HEADER_BYTES + found.payload_bytes])
@@ -123,3 +130,11 @@ def check_block(memory: memoryview, expected: Header, where: str) -> None:
             raise BlockError(
                 f"{where}, in state {found.state.name}: checksum is {actual:08x}, expected {found.checksum:08x}"
             )
+
+
+def _same_place(found: Address, expected: Address) -> bool:
+    """Whether two addresses differ in their generation only."""
+    if found == expected:
+        return False
+    moved = make_address(owner_of(found), offset_of(found), generation_of(expected), region_of(found))
+    return moved == expected

@@ -1,21 +1,24 @@
-"""A process's hands in the pool: the owner puts and frees, a reader gets views and leaves gradients (contract C6).
+"""A process's hands in the pool: the owner puts and frees, a reader gets features and leaves gradients (contract C6).
 
-    owner:   put ─▶ address …                 gradients(ref) ─▶ views … free(addresses)
-    reader:              get(ref) ─▶ views … put_gradient(ref)
+    owner:   put ─▶ address …                                   gradients(ref) ─▶ views … free(addresses)
+    reader:              get_all(refs) ─▶ tensors … put_gradient(ref) … flush() … release(refs)
 
-No call sends anything or waits: what a reference announces is there. Headers are checked on every access.
+What a reference announces is there: no call asks whether it is, and where owner and reader share memory none sends
+anything. A reader calls `get_all`, `flush` and `release` once a pack, so that a transport moves a pack's blocks
+together. Headers are checked on every access.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 
-from flowtrain.errors import PlanError
-from flowtrain.pool.address import MAX_SEGMENT_BYTES, make_address, offset_of, owner_of
-from flowtrain.pool.arena import RingArena
+from flowtrain.messages import PoolUse
+from flowtrain.pool.address import offset_of, owner_of, place_of
 from flowtrain.pool.block import (
     HEADER_BYTES,
     BlockError,
@@ -27,50 +30,72 @@ from flowtrain.pool.block import (
     read_header,
     write_header,
 )
+from flowtrain.pool.host import host_identity
 from flowtrain.pool.pin import pin, unpin
-from flowtrain.pool.segment import SegmentHandle
-from flowtrain.pool.transport import Transport
+from flowtrain.pool.segment import OwnSegment, SegmentHandle
+from flowtrain.pool.space import OwnerSpace
+from flowtrain.pool.transport import Span, Transport, choose_transport
+from flowtrain.pool.views import copy_into, dtype_of, views
 from flowtrain.types import Address, EmbeddingRef, TensorSpec
+
+OWN = "own"
+"""The carrier of bytes that a process puts into its own segment, in the counts by transport."""
 
 
 class PoolClient:
-    """`owner` None: a process that only reads. `checksum`: write and check a CRC of each payload, to find stray writes.
+    """`segment` None: a process that only reads. `transports`: by name, those of this process, preferred first. `host`:
+    identity of this machine. `checksum`: write and check a CRC of each payload, to find stray writes.
 
-    >>> pool = PoolClient(make_transport("shm"), owner=0, segment_bytes=1 << 20)
+    >>> pool = PoolClient(Segment.create(0, 1 << 20, "pool"), {})
     >>> address = pool.put(position=7, version=0, specs=specs, payload_bytes=4096, tensors=features)
-    >>> reader.attach({0: pool.handle()}); reader.get(ref)
+    >>> reader = PoolClient(None, make_transports(["shm"]))
+    >>> reader.attach({0: pool.handle()}); reader.get(ref); reader.release([ref])
     """
 
-    def __init__(self, transport: Transport, owner: int | None, segment_bytes: int, *, checksum: bool = False) -> None:
-        self.owner = owner
+    def __init__(
+        self,
+        segment: OwnSegment | None,
+        transports: Mapping[str, Transport],
+        *,
+        host: str | None = None,
+        checksum: bool = False,
+        timeout_seconds: float = 60.0,
+    ) -> None:
+        self.owner = None if segment is None else segment.owner
         self.checksum = checksum
-        self.pinned_bytes = 0
-        self._transport = transport
-        self._pins: list[int] = []
-        self._handle: SegmentHandle | None = None
-        self._segment_bytes: dict[int, int] = {}
-        self._arena = RingArena(0)
-        if owner is not None:
-            if not 0 < segment_bytes <= MAX_SEGMENT_BYTES:
-                raise PlanError(
-                    f"a pool segment must have 1 to {MAX_SEGMENT_BYTES} bytes, owner {owner} is given {segment_bytes}: "
-                    f"change pool.bytes"
-                )
-            self._handle = transport.open(owner, segment_bytes)
-            self._arena = RingArena(segment_bytes)
-            self._reached(owner, segment_bytes)
+        self.timeout_seconds = timeout_seconds
+        self._segment = segment
+        self._host = host or host_identity()
+        self._transports = transports
+        self._chosen: dict[int, tuple[Transport, int]] = {}
+        self._held: dict[Address, memoryview] = {}
+        self._changed: dict[Address, EmbeddingRef] = {}
+        self._pin: int | None = None
+        self._seconds = 0.0
+        self._bytes_in: Counter[str] = Counter()
+        self._bytes_out: Counter[str] = Counter()
+        self._space: OwnerSpace | None = None
+        if segment is not None:
+            self._space = OwnerSpace(segment.owner, segment.bytes)
+            self._pin = pin(segment.memory)
 
     def handle(self) -> SegmentHandle | None:
         """How others reach this process's segment; None without one."""
-        return self._handle
+        if self._segment is None:
+            return None
+        endpoints = {name: t.endpoint for name, t in self._transports.items() if t.endpoint is not None}
+        return self._segment.handle(endpoints, self._host)
 
     def attach(self, handles: Mapping[int, SegmentHandle]) -> None:
         """Reach the segments of these owners; one's own and those reached before are passed over."""
         for owner, handle in handles.items():
             assert owner == handle.owner, f"handle of owner {handle.owner} given for owner {owner}"
-            if owner not in self._segment_bytes:
-                self._transport.attach(handle)
-                self._reached(owner, handle.bytes)
+            if owner != self.owner and owner not in self._chosen:
+                transport = self._transports[choose_transport(handle, self._host, self._transports)]
+                transport.attach(handle)
+                self._chosen[owner] = (transport, handle.bytes)
+
+    # --- owner --------------------------------------------------------------------------------------------------------
 
     def put(
         self,
@@ -85,81 +110,162 @@ class PoolClient:
         `tensors` None: the row was found bad. Its block is allocated, since the controller's ring has it, and not
         written.
         """
-        assert self.owner is not None, "this process has no segment to put into"
-        num_bytes = block_bytes(payload_bytes)
-        offset = self._arena.allocate(num_bytes)
-        address = make_address(self.owner, offset + HEADER_BYTES)
-        memory = self._transport.view(self.owner, offset, num_bytes)
-        if tensors is None:
-            write_header(memory, Header(BlockState.EMPTY, self.owner, version, position, address, payload_bytes))
+        with self._timed():
+            assert self._space is not None, "this process has no segment to put into"
+            address = self._space.allocate(payload_bytes)
+            memory = self._own(address, block_bytes(payload_bytes))
+            state = BlockState.EMPTY if tensors is None else BlockState.FEATURES
+            header = Header(state, owner_of(address), version, position, address, payload_bytes)
+            if tensors is None:
+                write_header(memory, header)
+                return address
+            copy_into(memory, specs, payload_bytes, tensors, f"features of position {position}")
+            self._write(memory, header)
+            self._bytes_in[OWN] += payload_bytes
             return address
-        _copy(memory, specs, payload_bytes, tensors, f"features of position {position}")
-        self._write(memory, Header(BlockState.FEATURES, self.owner, version, position, address, payload_bytes))
-        return address
-
-    def get(self, ref: EmbeddingRef) -> list[torch.Tensor]:
-        """Views of a sample's features, no copy: valid until `put_gradient` or until the block's lease ends."""
-        return _views(self._block(ref, BlockState.FEATURES), ref.tensors, ref.bytes)
-
-    def put_gradient(self, ref: EmbeddingRef, grads: Sequence[torch.Tensor]) -> None:
-        """Write the gradients of a sample's features over them. Views from `get` show the gradients from here on."""
-        memory = self._block(ref, BlockState.FEATURES)
-        for grad, spec in zip(grads, ref.tensors, strict=True):
-            assert grad.dtype == _dtype(spec), (
-                f"gradient of position {ref.position} is {grad.dtype}, expected {spec.dtype}"
-            )
-        _copy(memory, ref.tensors, ref.bytes, grads, f"gradients of position {ref.position}")
-        self._write(memory, _expected(ref, BlockState.GRADIENTS))
 
     def gradients(self, ref: EmbeddingRef) -> list[torch.Tensor]:
         """Views of the gradients that were left over a sample's features."""
-        return _views(self._block(ref, BlockState.GRADIENTS), ref.tensors, ref.bytes)
+        with self._timed():
+            assert owner_of(ref.address) == self.owner, f"gradients of {place_of(ref.address)} asked of {self.owner}"
+            memory = self._own(ref.address, block_bytes(ref.bytes))
+            check_block(memory, _expected(ref, BlockState.GRADIENTS), _where(ref))
+            return views(memory, ref.tensors, ref.bytes)
 
     def free(self, addresses: Iterable[Address]) -> None:
         """End blocks of this process's own segment, each once."""
-        for address in addresses:
-            assert owner_of(address) == self.owner, (
-                f"owner {self.owner} is told to free {address:#x} of {owner_of(address)}"
-            )
-            offset = offset_of(address) - HEADER_BYTES
-            self._arena.free(offset)
-            assert self.owner is not None
-            memory = self._transport.view(self.owner, offset, HEADER_BYTES)
-            header = read_header(memory, f"block {address:#x}")
-            write_header(memory, header._replace(state=BlockState.FREED, checksum=None))
+        with self._timed():
+            for address in addresses:
+                assert self._space is not None, f"{place_of(address)} freed in a process without a segment"
+                self._space.free(address)
+                memory = self._own(address, HEADER_BYTES)
+                header = read_header(memory, f"block {address:#x}")
+                write_header(memory, header._replace(state=BlockState.FREED, checksum=None))
+
+    # --- reader -------------------------------------------------------------------------------------------------------
+
+    def get(self, ref: EmbeddingRef) -> list[torch.Tensor]:
+        """A sample's features: see `get_all`."""
+        return self.get_all([ref])[0]
+
+    def get_all(self, refs: Sequence[EmbeddingRef]) -> list[list[torch.Tensor]]:
+        """Features of these samples, in their order: views where memory is shared, else copies made in one call for
+        each transport. They are valid until `put_gradient` writes over them or `release` ends their use.
+        """
+        with self._timed():
+            self._fetch(refs)
+            return [views(self._checked(ref), ref.tensors, ref.bytes) for ref in refs]
+
+    def put_gradient(self, ref: EmbeddingRef, grads: Sequence[torch.Tensor]) -> None:
+        """Write the gradients of a sample's features over them; `flush` brings them to the owner.
+
+        Tensors from `get_all` show the gradients from here on.
+        """
+        with self._timed():
+            self._fetch([ref])
+            memory = self._checked(ref)
+            for grad, spec in zip(grads, ref.tensors, strict=True):
+                assert grad.dtype == dtype_of(spec), (
+                    f"gradient of position {ref.position} is {grad.dtype}, expected {spec.dtype}"
+                )
+            copy_into(memory, ref.tensors, ref.bytes, grads, f"gradients of position {ref.position}")
+            self._write(memory, _expected(ref, BlockState.GRADIENTS))
+            self._changed[ref.address] = ref
+
+    def flush(self) -> None:
+        """All gradients written since the last call are with their owners on return."""
+        with self._timed():
+            for transport, refs in self._by_transport(self._changed.values()):
+                transport.write([_span(ref) for ref in refs], self.timeout_seconds)
+                self._bytes_in[transport.name] += sum(ref.bytes for ref in refs)
+            self._changed.clear()
+
+    def release(self, refs: Iterable[EmbeddingRef]) -> None:
+        """This process is done with these samples' features; gradients written must have been flushed."""
+        with self._timed():
+            held = [ref for ref in refs if self._held.pop(ref.address, None) is not None]
+            unsent = [ref.position for ref in held if ref.address in self._changed]
+            assert not unsent, f"gradients of positions {unsent} are released before they were flushed"
+            for transport, some in self._by_transport(held):
+                transport.release([_span(ref) for ref in some])
+
+    # --- both ---------------------------------------------------------------------------------------------------------
+
+    def use(self) -> PoolUse:
+        """Seconds in these calls and bytes by transport since the last call of this."""
+        use = PoolUse(self._seconds, dict(self._bytes_in), dict(self._bytes_out))
+        self._seconds = 0.0
+        self._bytes_in.clear()
+        self._bytes_out.clear()
+        return use
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of all segments reached that this process has page-locked."""
+        own = self._segment.bytes if self._segment is not None and self._pin is not None else 0
+        return own + sum(transport.pinned_bytes for transport in self._transports.values())
 
     def page_bytes(self) -> int:
         """Bytes of this process's segment that were touched so far; 0 without one."""
-        return 0 if self.owner is None else self._transport.page_bytes(self.owner)
+        return 0 if self._segment is None else self._segment.page_bytes()
 
     def close(self) -> None:
         """Let go of all segments; idempotent. Memory ends with the last view of it."""
-        while self._pins:
-            unpin(self._pins.pop())
-        self.pinned_bytes = 0
-        self._segment_bytes.clear()
-        self._transport.close()
+        self._held.clear()
+        self._changed.clear()
+        self._chosen.clear()
+        for transport in self._transports.values():
+            transport.close()
+        if self._pin is not None:
+            unpin(self._pin)
+            self._pin = None
+        if self._segment is not None:
+            self._segment.close()
 
-    def _reached(self, owner: int, num_bytes: int) -> None:
-        self._segment_bytes[owner] = num_bytes
-        pinned = pin(self._transport.view(owner, 0, num_bytes))
-        if pinned is not None:
-            self._pins.append(pinned)
-            self.pinned_bytes += num_bytes
+    def _fetch(self, refs: Sequence[EmbeddingRef]) -> None:
+        missing = [ref for ref in refs if ref.address not in self._held]
+        for transport, some in self._by_transport(missing):
+            memories = transport.read([_span(ref) for ref in some], self.timeout_seconds)
+            for ref, memory in zip(some, memories, strict=True):
+                self._held[ref.address] = memory
+            self._bytes_out[transport.name] += sum(ref.bytes for ref in some)
 
-    def _block(self, ref: EmbeddingRef, state: BlockState) -> memoryview:
-        owner, offset, num_bytes = owner_of(ref.address), offset_of(ref.address) - HEADER_BYTES, block_bytes(ref.bytes)
-        where = f"block {ref.address:#x} of position {ref.position}"
-        reached = self._segment_bytes.get(owner)
-        if reached is None:
+    def _by_transport(self, refs: Iterable[EmbeddingRef]) -> Iterator[tuple[Transport, list[EmbeddingRef]]]:
+        """References grouped by how their owners are reached, each group in their order."""
+        groups: dict[str, tuple[Transport, list[EmbeddingRef]]] = {}
+        for ref in refs:
+            transport = self._reach(ref)
+            groups.setdefault(transport.name, (transport, []))[1].append(ref)
+        yield from groups.values()
+
+    def _reach(self, ref: EmbeddingRef) -> Transport:
+        owner, start, num_bytes = owner_of(ref.address), offset_of(ref.address) - HEADER_BYTES, block_bytes(ref.bytes)
+        chosen = self._chosen.get(owner)
+        if chosen is None:
+            raise BlockError(f"{_where(ref)}: the segment of owner {owner} is not attached, only {[*self._chosen]}")
+        transport, segment_bytes = chosen
+        if not 0 <= start <= segment_bytes - num_bytes:
             raise BlockError(
-                f"{where}: the segment of owner {owner} is not attached, only {sorted(self._segment_bytes)}"
+                f"{_where(ref)}: {num_bytes} bytes from {start} are outside the segment of {segment_bytes} bytes"
             )
-        if not 0 <= offset <= reached - num_bytes:
-            raise BlockError(f"{where}: {num_bytes} bytes from {offset} are outside the segment of {reached} bytes")
-        memory = self._transport.view(owner, offset, num_bytes)
-        check_block(memory, _expected(ref, state), where)
+        return transport
+
+    def _checked(self, ref: EmbeddingRef) -> memoryview:
+        """The held bytes of a block that must have features; what fails the check is not held any longer."""
+        memory = self._held[ref.address][: block_bytes(ref.bytes)]
+        try:
+            check_block(memory, _expected(ref, BlockState.FEATURES), _where(ref))
+        except BlockError:
+            if ref.address not in self._changed:
+                del self._held[ref.address]
+                self._reach(ref).release([_span(ref)])
+            raise
         return memory
+
+    def _own(self, address: Address, num_bytes: int) -> memoryview:
+        assert self._segment is not None, "this process has no segment"
+        start = offset_of(address) - HEADER_BYTES
+        return self._segment.memory[start : start + num_bytes]
 
     def _write(self, memory: memoryview, header: Header) -> None:
         if self.checksum:
@@ -167,40 +273,22 @@ class PoolClient:
             header = header._replace(checksum=checksum_of(payload))
         write_header(memory, header)
 
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._seconds += time.perf_counter() - start
+
+
+def _span(ref: EmbeddingRef) -> Span:
+    return Span(ref.address, block_bytes(ref.bytes))
+
+
+def _where(ref: EmbeddingRef) -> str:
+    return f"block {ref.address:#x} of position {ref.position}"
+
 
 def _expected(ref: EmbeddingRef, state: BlockState) -> Header:
     return Header(state, owner_of(ref.address), ref.version, ref.position, ref.address, ref.bytes)
-
-
-def _copy(
-    memory: memoryview, specs: Sequence[TensorSpec], payload_bytes: int, tensors: Sequence[torch.Tensor], what: str
-) -> None:
-    for view, tensor, spec in zip(_views(memory, specs, payload_bytes), tensors, specs, strict=True):
-        assert tensor.shape == view.shape, f"{what} have shape {tuple(tensor.shape)}, expected {spec.shape}"
-        view.copy_(tensor.detach())
-
-
-def _views(memory: memoryview, specs: Sequence[TensorSpec], payload_bytes: int) -> list[torch.Tensor]:
-    """One tensor for each spec over the block's bytes.
-
-    Each has a storage of its own, so that a write into one block does not count as a change of another that autograd
-    has saved.
-    """
-    tensors = []
-    for spec in specs:
-        dtype, count = _dtype(spec), prod(spec.shape)
-        assert spec.offset + count * dtype.itemsize <= payload_bytes, (
-            f"{spec} ends past its payload of {payload_bytes} bytes"
-        )
-        if not count:
-            tensors.append(torch.empty(spec.shape, dtype=dtype))
-            continue
-        flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=HEADER_BYTES + spec.offset)
-        tensors.append(flat.view(spec.shape))
-    return tensors
-
-
-def _dtype(spec: TensorSpec) -> torch.dtype:
-    dtype = getattr(torch, spec.dtype, None)
-    assert isinstance(dtype, torch.dtype), f"{spec.dtype!r} is no dtype of torch"
-    return dtype

@@ -22,9 +22,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from flowtrain.pool.address import MAX_SEGMENT_BYTES, make_address, offset_of, owner_of
-from flowtrain.pool.arena import RingArena
-from flowtrain.pool.block import HEADER_BYTES, block_bytes
+from flowtrain.pool.address import MAX_SEGMENT_BYTES, owner_of
+from flowtrain.pool.block import block_bytes
+from flowtrain.pool.space import OwnerSpace
 from flowtrain.types import Address, EmbeddingRef, UnitId
 
 
@@ -55,7 +55,7 @@ class Directory:
     def __init__(self, segments: Mapping[int, int]) -> None:
         for owner, num_bytes in segments.items():
             assert 0 < num_bytes <= MAX_SEGMENT_BYTES, f"segment of owner {owner} has {num_bytes} bytes"
-        self._rings = {owner: RingArena(num_bytes) for owner, num_bytes in segments.items()}
+        self._spaces = {owner: OwnerSpace(owner, num_bytes) for owner, num_bytes in segments.items()}
         self._blocks: dict[Address, _Block] = {}
         self._units: dict[UnitId, tuple[Address, ...]] = {}
         self._charged = dict.fromkeys(segments, 0)
@@ -63,17 +63,17 @@ class Directory:
 
     def room(self, owner: int, payload_sizes: Sequence[int]) -> bool:
         """Whether one block for each payload can be reserved in the owner's segment now."""
-        return self._rings[owner].room(map(block_bytes, payload_sizes))
+        return self._spaces[owner].room(payload_sizes)
 
     def reserve(self, owner: int, unit: UnitId, payload_sizes: Sequence[int]) -> bool:
         """Charge a unit's blocks, in the order in which the owner will allocate them; without room False, no change."""
         assert unit not in self._units, f"unit {_unit(unit)} is reserved already"
         if not self.room(owner, payload_sizes):
             return False
-        ring = self._rings[owner]
+        space = self._spaces[owner]
         addresses = []
         for payload_bytes in payload_sizes:
-            address = make_address(owner, ring.allocate(block_bytes(payload_bytes)) + HEADER_BYTES)
+            address = space.allocate(payload_bytes)
             self._blocks[address] = _Block(unit, payload_bytes)
             self._charged[owner] += block_bytes(payload_bytes)
             addresses.append(address)
@@ -117,7 +117,7 @@ class Directory:
         addresses = tuple(self._pending[owner])
         self._pending[owner].clear()
         for address in addresses:
-            self._rings[owner].free(offset_of(address) - HEADER_BYTES)
+            self._spaces[owner].free(address)
         return addresses
 
     def reserved_bytes(self, owner: int) -> int:
@@ -129,7 +129,7 @@ class Directory:
         return sum(self._charged.values())
 
     def capacity(self) -> int:
-        return sum(ring.capacity for ring in self._rings.values())
+        return sum(space.arena.capacity for space in self._spaces.values())
 
     def _move(self, ref: EmbeddingRef, before: Lease, after: Lease) -> _Block:
         block = self._blocks.get(ref.address)
@@ -141,13 +141,14 @@ class Directory:
         return block
 
     def assert_invariants(self) -> None:
-        for owner, ring in self._rings.items():
-            ring.assert_invariants()
+        for owner, space in self._spaces.items():
+            space.assert_invariants()
             mine = [block for address, block in self._blocks.items() if owner_of(address) == owner]
             charged = sum(block_bytes(block.payload_bytes) for block in mine)
             assert charged == self._charged[owner], f"owner {owner} is charged {self._charged[owner]}, holds {charged}"
-            assert charged <= ring.used, f"owner {owner} is charged {charged} and its ring has {ring.used} in use"
-            assert ring.num_blocks == len(mine) + len(self._pending[owner]), f"owner {owner}: ring and directory differ"
+            used = space.arena.used
+            assert charged <= used, f"owner {owner} is charged {charged} and its ring has {used} in use"
+            assert len(space.live) == len(mine) + len(self._pending[owner]), f"owner {owner}: ring and directory differ"
         listed = [address for addresses in self._units.values() for address in addresses]
         assert sorted(listed) == sorted(self._blocks), "units and blocks differ"
 

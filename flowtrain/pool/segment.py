@@ -16,20 +16,30 @@ import errno
 import fcntl
 import mmap
 import os
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
+from weakref import WeakValueDictionary
 
 from flowtrain.errors import LostProcessError, PlanError
+from flowtrain.pool.address import MAX_SEGMENT_BYTES, Region, machine_of_owner
+from flowtrain.pool.host import host_identity
+
+Endpoints = Mapping[str, bytes]
+"""By name of a transport, what it needs to reach a segment from another machine."""
 
 
 class SegmentHandle(NamedTuple):
-    """How another process of the same node reaches a segment; five numbers, so that any message can carry it.
+    """How another process reaches a segment; plain data, so that any message can carry it.
 
     Attributes:
-        owner: who allocates in it.
+        owner: who allocates in it; machine and local owner (`flowtrain.pool.address`).
         pid: the owner's process.
-        fd: the owner's file descriptor of it.
+        fd: the owner's file descriptor of it; -1 for private memory.
         bytes: its size.
         inode: its identity, since pids and descriptors are used again.
+        host: identity of the owner's machine: equal for two processes that can share memory.
+        endpoints: what transports need to reach it from another machine.
+        region: host or device memory.
     """
 
     owner: int
@@ -37,6 +47,55 @@ class SegmentHandle(NamedTuple):
     fd: int
     bytes: int
     inode: int
+    host: str
+    endpoints: Endpoints
+    region: int = Region.HOST
+
+    @property
+    def machine(self) -> int:
+        """The machine's number in the plan; `host` tells whether it is this one."""
+        return machine_of_owner(self.owner)
+
+
+class OwnSegment(Protocol):
+    """A process's own segment, whatever its memory: what the pool client and the transports use of it."""
+
+    owner: int
+    bytes: int
+    memory: memoryview
+
+    def handle(self, endpoints: Endpoints | None = None, host: str | None = None) -> SegmentHandle:
+        """How others reach it, now that these transports have made themselves reachable."""
+
+    def page_bytes(self) -> int:
+        """Bytes of the pages touched so far."""
+
+    def close(self) -> None:
+        """Let go of the memory; idempotent. It ends with the last view of it."""
+
+
+_here: WeakValueDictionary[int, OwnSegment] = WeakValueDictionary()
+"""Segments of this process by the identity in their handle."""
+
+
+def remember(identity: int, segment: OwnSegment) -> None:
+    """Let other clients of this process find a segment."""
+    _here[identity] = segment
+
+
+def segment_here(handle: SegmentHandle) -> OwnSegment | None:
+    """The open segment of this process that the handle describes; None when there is none."""
+    segment = _here.get(handle.inode) if handle.pid == os.getpid() else None
+    return segment if segment is not None and segment.memory.nbytes else None
+
+
+def check_segment_bytes(owner: int, num_bytes: int) -> None:
+    """Raises `PlanError` for a size that no segment can have."""
+    if not 0 < num_bytes <= MAX_SEGMENT_BYTES:
+        raise PlanError(
+            f"a pool segment must have 1 to {MAX_SEGMENT_BYTES} bytes, owner {owner} is given {num_bytes}: "
+            f"change pool.bytes"
+        )
 
 
 class Segment:
@@ -57,15 +116,17 @@ class Segment:
     @classmethod
     def create(cls, owner: int, num_bytes: int, name: str) -> Segment:
         """A new segment; `name` shows in /proc/PID/maps and need not be unique."""
-        assert num_bytes > 0, f"a segment of {num_bytes} bytes"
+        check_segment_bytes(owner, num_bytes)
         fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         try:
             os.ftruncate(fd, num_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
-            return cls(owner, fd, num_bytes)
+            segment = cls(owner, fd, num_bytes)
         except BaseException:
             os.close(fd)
             raise
+        remember(os.fstat(fd).st_ino, segment)
+        return segment
 
     @classmethod
     def attach(cls, handle: SegmentHandle) -> Segment:
@@ -97,9 +158,14 @@ class Segment:
             os.close(fd)
             raise
 
-    def handle(self) -> SegmentHandle:
-        """For others to attach, as long as this process lives and keeps the segment open."""
-        return SegmentHandle(self.owner, os.getpid(), self._fd, self.bytes, os.fstat(self._fd).st_ino)
+    def handle(self, endpoints: Endpoints | None = None, host: str | None = None) -> SegmentHandle:
+        """For others to attach, as long as this process lives and keeps the segment open.
+
+        `host`: what to tell as the machine's identity instead of this one's own.
+        """
+        inode = os.fstat(self._fd).st_ino
+        here = host or host_identity()
+        return SegmentHandle(self.owner, os.getpid(), self._fd, self.bytes, inode, here, endpoints=endpoints or {})
 
     def page_bytes(self) -> int:
         """Bytes of the pages touched so far, by whichever process."""

@@ -90,7 +90,7 @@ class ProducerStage:
             graph = encoded if self._keeps_graph else None
             self._kept[unit.id] = _Kept(refs, graph, [] if graph else [inputs[s.position] for s in good])
         self._idle_since = time.perf_counter()
-        return UnitEncoded(unit.id, self.rank, refs, tuple(bad), self._idle_since - start, waited)
+        return UnitEncoded(unit.id, self.rank, refs, tuple(bad), self._idle_since - start, waited, self.pool.use())
 
     def backward(self, order: BackwardOrder) -> UnitsReturned:
         """Run the backwards of these units, in this order, on the gradients that lie over their features."""
@@ -110,7 +110,7 @@ class ProducerStage:
             ]
             torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
         self._idle_since = time.perf_counter()
-        return UnitsReturned(order.units, self.rank, self._idle_since - start, waited)
+        return UnitsReturned(order.units, self.rank, self._idle_since - start, waited, self.pool.use())
 
     def reduce(self, order: ReduceOrder) -> ReduceReport:
         assert self.updater is not None, "nothing trains on the producer side"

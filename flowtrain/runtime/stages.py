@@ -29,6 +29,7 @@ from typing import Any
 from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
 from flowtrain.errors import PeerError
+from flowtrain.pool.address import make_owner
 from flowtrain.pool.segment import SegmentHandle
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.telemetry.peaks import Peak, peak_flops
@@ -258,12 +259,22 @@ class StageSlot:
 
     def _pool(self, config: Config, spec: StageSpec) -> Any:
         from flowtrain.pool.client import PoolClient
-        from flowtrain.pool.transport import make_transport
+        from flowtrain.pool.private import PrivateSegment
+        from flowtrain.pool.segment import OwnSegment, Segment
+        from flowtrain.pool.transport import make_transports
 
         name = config.pool.transport
-        transport = make_transport(name if name != "auto" else "local" if self.local else "shm")
-        owner = spec.rank_plan.rank if spec.rank_plan.segment_bytes else None
-        return PoolClient(transport, owner, spec.rank_plan.segment_bytes)
+        name = name if name != "auto" else "local" if self.local else "shm"
+        owner, num_bytes = make_owner(0, spec.rank_plan.rank), spec.rank_plan.segment_bytes
+        segment: OwnSegment | None = None
+        if num_bytes:
+            shared = name != "local"
+            segment = (
+                Segment.create(owner, num_bytes, f"flowtrain-pool-{owner}")
+                if shared
+                else PrivateSegment(owner, num_bytes)
+            )
+        return PoolClient(segment, make_transports([name]), timeout_seconds=config.run.timeout_seconds)
 
     def _report(self, spec: StageSpec, config: Config, half: Any, segment: SegmentHandle | None) -> StageReport:
         from flowtrain.models.table import parameter_rows

@@ -3,156 +3,24 @@
 | pair | owner | reader |
 |---|---|---|
 | `local` | this process | the same process, private memory |
+| `local-shared` | this process | the same process, memory that others can map too |
 | `shm` | this process | the same process, attached through /proc |
 | `shm-spawned` | this process | another process, told what to do over a pipe |
 """
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Iterator
-from multiprocessing.connection import Connection
-from typing import Any
-
 import pytest
 import torch
+from pool_pairs import PAIRS, SECONDS, SEGMENT_BYTES, Pair, Reader, owner_of_segment
 
 from flowtrain.errors import LostProcessError, PlanError
+from flowtrain.pool.address import generation_of, make_address, make_owner, offset_of
 from flowtrain.pool.arena import ArenaFullError
 from flowtrain.pool.block import HEADER_BYTES, BlockError, block_bytes
 from flowtrain.pool.client import PoolClient
-from flowtrain.pool.transport import TRANSPORTS, make_transport
+from flowtrain.pool.transport import TRANSPORTS, make_transports
 from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
-
-SEGMENT_BYTES = 1 << 20
-SECONDS = 60.0
-PAIRS = ["local", "shm", "shm-spawned"]
-
-
-class Reader:
-    """A pool that only reads. `keep` holds views under a name, `look` returns copies of what they show now."""
-
-    def __init__(self, transport: str) -> None:
-        self.pool = PoolClient(make_transport(transport), owner=None, segment_bytes=0)
-        self.kept: dict[str, list[torch.Tensor]] = {}
-
-    def do(self, method: str, *args: Any) -> Any:
-        return getattr(self, method)(*args)
-
-    def attach(self, handles: Any) -> None:
-        self.pool.attach(handles)
-
-    def get(self, ref: EmbeddingRef) -> list[torch.Tensor]:
-        return [view.clone() for view in self.pool.get(ref)]
-
-    def keep(self, name: str, ref: EmbeddingRef) -> None:
-        self.kept[name] = self.pool.get(ref)
-
-    def look(self, name: str) -> list[torch.Tensor]:
-        return [view.clone() for view in self.kept[name]]
-
-    def put_gradient(self, ref: EmbeddingRef, grads: list[torch.Tensor]) -> None:
-        self.pool.put_gradient(ref, grads)
-
-    def drop(self) -> None:
-        self.kept.clear()
-        self.pool.close()
-
-
-def serve(connection: Connection) -> None:
-    """The other process's end: calls in, results or errors out; tensors travel as raw bytes."""
-    readers: dict[int, Reader] = {}
-    while True:
-        message = connection.recv()
-        if message is None:
-            return
-        number, method, args = message
-        try:
-            reader = readers.setdefault(number, Reader("shm"))
-            result = reader.do(method, *(_unpacked(arg) for arg in args))
-            connection.send((_packed(result), None))
-        except Exception as error:
-            connection.send((None, error))
-
-
-def _packed(value: Any) -> Any:
-    if isinstance(value, list):
-        return [(bytes(t.contiguous().view(torch.uint8).numpy()), tuple(t.shape), t.dtype) for t in value]
-    return value
-
-
-def _unpacked(value: Any) -> Any:
-    if isinstance(value, list):
-        return [torch.tensor(list(raw), dtype=torch.uint8).view(dtype).reshape(shape) for raw, shape, dtype in value]
-    return value
-
-
-class RemoteReader:
-    """The same calls, made in another process."""
-
-    def __init__(self, connection: Connection, number: int) -> None:
-        self.connection = connection
-        self.number = number
-
-    def do(self, method: str, *args: Any) -> Any:
-        self.connection.send((self.number, method, [_packed(arg) for arg in args]))
-        assert self.connection.poll(SECONDS), f"the reader did not answer {method} in {SECONDS:.0f} s"
-        result, error = self.connection.recv()
-        if error is not None:
-            raise error
-        return _unpacked(result)
-
-
-@pytest.fixture(scope="module")
-def remote() -> Iterator[Connection]:
-    context = multiprocessing.get_context("spawn")
-    mine, theirs = context.Pipe()
-    process = context.Process(target=serve, args=(theirs,))
-    process.start()
-    theirs.close()
-    yield mine
-    mine.send(None)
-    process.join(SECONDS)
-    assert process.exitcode == 0
-    process.close()
-    mine.close()
-
-
-class Pair:
-    """An owner's pool and a reader that is attached to it."""
-
-    def __init__(self, owner: PoolClient, reader: Reader | RemoteReader) -> None:
-        self.owner = owner
-        self.reader = reader
-
-    def put(self, position: int, tensors: list[torch.Tensor], version: int = 0) -> EmbeddingRef:
-        specs, end = specs_of(tensors)
-        address = self.owner.put(position, version, specs, end, tensors)
-        unit = UnitId(Phase.TRAIN, 1, 0, 0, position)
-        return EmbeddingRef(position, unit, address, end, specs, ((1, 2, 2),), version)
-
-
-def specs_of(tensors: list[torch.Tensor]) -> tuple[tuple[TensorSpec, ...], int]:
-    specs, end = [], 0
-    for tensor in tensors:
-        specs.append(TensorSpec(end, tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")))
-        end = -(-(end + tensor.nbytes) // 64) * 64
-    return tuple(specs), end
-
-
-@pytest.fixture(params=PAIRS)
-def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
-    transport = request.param.partition("-")[0]
-    owner = PoolClient(make_transport(transport), owner=5, segment_bytes=SEGMENT_BYTES)
-    reader: Reader | RemoteReader = Reader(transport)
-    if request.param == "shm-spawned":
-        reader = RemoteReader(request.getfixturevalue("remote"), id(owner))
-    handle = owner.handle()
-    assert handle is not None
-    reader.do("attach", {5: handle})
-    yield Pair(owner, reader)
-    reader.do("drop")
-    owner.close()
 
 
 def test_every_transport_is_in_the_suite() -> None:
@@ -180,6 +48,7 @@ def test_a_gradient_lies_over_its_features_and_nowhere_else(pair: Pair) -> None:
     assert pair.owner.page_bytes() == used
     assert torch.equal(pair.reader.do("get", before)[0], torch.full((5, 3), 1.0))
     assert torch.equal(pair.reader.do("get", after)[0], torch.full((5, 3), 3.0))
+    pair.reader.do("release", ref)
     with pytest.raises(BlockError, match="in state GRADIENTS: state is 2, expected 1"):
         pair.reader.do("get", ref)
     with pytest.raises(BlockError, match="in state FEATURES: state is 1, expected 2"):
@@ -189,7 +58,10 @@ def test_a_gradient_lies_over_its_features_and_nowhere_else(pair: Pair) -> None:
 def test_a_reader_has_views_and_not_copies(pair: Pair) -> None:
     ref = pair.put(1, [torch.zeros(4)])
     pair.reader.do("keep", "view", ref)
-    pair.owner.get(ref)[0].fill_(8.0)
+    other, handle = Reader("local"), pair.owner.handle()
+    assert handle is not None
+    other.attach({5: handle})
+    other.pool.get(ref)[0].fill_(8.0)
     assert torch.equal(pair.reader.do("look", "view")[0], torch.full((4,), 8.0))
     pair.reader.do("put_gradient", ref, [torch.full((4,), 9.0)])
     assert torch.equal(pair.reader.do("look", "view")[0], torch.full((4,), 9.0))
@@ -215,17 +87,17 @@ def test_an_address_where_no_block_starts_is_refused(pair: Pair) -> None:
     ref = pair.put(7, [torch.ones(32)])
     fields = {name: getattr(ref, name) for name in EmbeddingRef.__slots__}
     with pytest.raises(BlockError, match="no block starts here"):
-        pair.reader.do("get", EmbeddingRef(**{**fields, "address": Address(ref.address + 64)}))
+        pair.reader.do("get", EmbeddingRef(**{**fields, "address": Address(ref.address + 1)}))
     with pytest.raises(BlockError, match="outside the segment"):
-        pair.reader.do("get", EmbeddingRef(**{**fields, "address": Address(ref.address + SEGMENT_BYTES - 64)}))
-    with pytest.raises(BlockError, match=r"owner 6 is not attached, only \[5\]"):
-        pair.reader.do("get", EmbeddingRef(**{**fields, "address": Address(ref.address + (1 << 40))}))
+        pair.reader.do("get", EmbeddingRef(**{**fields, "address": make_address(5, SEGMENT_BYTES)}))
+    with pytest.raises(BlockError, match=r"owner 133 is not attached, only \[5\]"):
+        pair.reader.do("get", EmbeddingRef(**{**fields, "address": make_address(make_owner(2, 5), 64)}))
 
 
 def test_a_freed_block_and_a_bad_rows_block_cannot_be_read(pair: Pair) -> None:
     ref = pair.put(7, [torch.ones(32)])
     address = pair.owner.put(8, 0, ref.tensors, ref.bytes, None)
-    assert address == ref.address + block_bytes(ref.bytes), "a bad row takes its place in the ring"
+    assert offset_of(address) == offset_of(ref.address) + block_bytes(ref.bytes), "a bad row takes its place"
     fields = {name: getattr(ref, name) for name in EmbeddingRef.__slots__}
     with pytest.raises(BlockError, match="in state EMPTY"):
         pair.reader.do("get", EmbeddingRef(**{**fields, "position": 8, "address": address}))
@@ -235,7 +107,7 @@ def test_a_freed_block_and_a_bad_rows_block_cannot_be_read(pair: Pair) -> None:
     with pytest.raises(AssertionError, match="freed twice"):
         pair.owner.free([ref.address])
     with pytest.raises(AssertionError, match="owner 5 is told to free"):
-        pair.owner.free([Address(ref.address + (1 << 40))])
+        pair.owner.free([make_address(6, offset_of(ref.address))])
 
 
 def test_the_segment_is_bounded_and_its_bytes_are_used_again(pair: Pair) -> None:
@@ -245,7 +117,8 @@ def test_the_segment_is_bounded_and_its_bytes_are_used_again(pair: Pair) -> None
         pair.put(4, [block])
     pair.owner.free(ref.address for ref in refs[:2])
     again = pair.put(5, [block * 5])
-    assert again.address == refs[0].address
+    assert offset_of(again.address) == offset_of(refs[0].address)
+    assert again.address != refs[0].address, "another block at the same place is another address"
     assert torch.equal(pair.reader.do("get", again)[0], block * 5)
     assert torch.equal(pair.reader.do("get", refs[2])[0], block * 2)
     assert pair.owner.page_bytes() <= SEGMENT_BYTES
@@ -296,7 +169,7 @@ def test_views_outlive_the_pool(pair: Pair) -> None:
 def test_a_closed_segment_cannot_be_attached(pair: Pair) -> None:
     handle = pair.owner.handle()
     assert handle is not None
-    again = PoolClient(make_transport("local" if handle.fd < 0 else "shm"), None, 0)
+    again = PoolClient(None, make_transports(["local" if handle.fd < 0 else "shm"]))
     again.attach({5: handle})
     again.attach({5: handle})
     again.close()
@@ -308,9 +181,12 @@ def test_a_closed_segment_cannot_be_attached(pair: Pair) -> None:
 
 def test_a_write_into_one_block_is_no_change_of_another() -> None:
     """What autograd has saved of one sample must survive puts of others into the same segment."""
-    pool = PoolClient(make_transport("local"), owner=0, segment_bytes=SEGMENT_BYTES)
-    pair = Pair(pool, Reader("local"))
-    features = pool.get(pair.put(0, [torch.full((3,), 2.0)]))[0].detach().requires_grad_()
+    pool, reader = owner_of_segment("local"), Reader("local")
+    pair = Pair(pool, reader)
+    handle = pool.handle()
+    assert handle is not None
+    reader.attach({5: handle})
+    features = reader.pool.get(pair.put(0, [torch.full((3,), 2.0)]))[0].detach().requires_grad_()
     loss = (features * features).sum()
     pair.put(1, [torch.ones(3)])
     loss.backward()
@@ -321,11 +197,15 @@ def test_a_write_into_one_block_is_no_change_of_another() -> None:
 
 @pytest.mark.parametrize("transport", sorted(TRANSPORTS))
 def test_checksums_find_stray_writes(transport: str) -> None:
-    pool = PoolClient(make_transport(transport), owner=0, segment_bytes=SEGMENT_BYTES, checksum=True)
-    ref = Pair(pool, Reader(transport)).put(0, [torch.ones(3)])
-    pool.get(ref)[0][1] = 7.0
+    pool, reader = owner_of_segment(transport, checksum=True), Reader(transport)
+    handle = pool.handle()
+    assert handle is not None
+    reader.attach({5: handle})
+    ref = Pair(pool, reader).put(0, [torch.ones(3)])
+    reader.pool.get(ref)[0][1] = 7.0
     with pytest.raises(BlockError, match="checksum is"):
-        pool.get(ref)
+        reader.pool.get(ref)
+    reader.drop()
     pool.close()
 
 
@@ -333,4 +213,51 @@ def test_checksums_find_stray_writes(transport: str) -> None:
 def test_impossible_segments_are_refused(transport: str) -> None:
     for num_bytes in (0, (1 << 40) + 1):
         with pytest.raises(PlanError, match=r"change pool\.bytes"):
-            PoolClient(make_transport(transport), owner=0, segment_bytes=num_bytes)
+            owner_of_segment(transport, num_bytes)
+
+
+def test_a_block_used_after_its_release_is_told_by_its_generation(pair: Pair) -> None:
+    ref = pair.put(7, [torch.ones(32)])
+    pair.owner.free([ref.address])
+    other = pair.put(7, [torch.ones(32)])
+    assert offset_of(other.address) == offset_of(ref.address)
+    with pytest.raises(BlockError, match="used after its release: its place has generation 1, expected 0"):
+        pair.reader.do("get", ref)
+    with pytest.raises(BlockError, match="used after its release"):
+        pair.reader.do("put_gradient", ref, [torch.ones(32)])
+    with pytest.raises(AssertionError, match="its place is now"):
+        pair.owner.free([ref.address])
+    assert generation_of(other.address) == 1
+    assert torch.equal(pair.reader.do("get", other)[0], torch.ones(32))
+
+
+def test_a_pack_is_read_in_one_call_and_its_bytes_are_counted(pair: Pair) -> None:
+    refs = tuple(pair.put(p, [torch.full((16 + p,), float(p))]) for p in range(5))
+    assert pair.owner.use().bytes_in == {"own": sum(ref.bytes for ref in refs)}
+    pair.reader.do("use")
+    got = pair.reader.do("get_all", (*refs[2:], *refs[:2]))
+    assert [float(t[0]) for t in got] == [2.0, 3.0, 4.0, 0.0, 1.0]
+    use = pair.reader.do("use")
+    (transport,) = use.bytes_out
+    assert use.bytes_out == {transport: sum(ref.bytes for ref in refs)}
+    assert use.bytes_in == {}
+    assert 0 < use.seconds < SECONDS
+    pair.reader.do("put_gradient", refs[0], [torch.zeros(16)])
+    use = pair.reader.do("use")
+    assert use.bytes_in == use.bytes_out == {transport: refs[0].bytes}
+
+
+def test_gradients_are_flushed_before_they_are_released(pair: Pair) -> None:
+    ref = pair.put(1, [torch.ones(4)])
+    pair.reader.do("put_gradient_later", ref, [torch.zeros(4)])
+    with pytest.raises(AssertionError, match=r"gradients of positions \[1\] are released before they were flushed"):
+        pair.reader.do("release", ref)
+
+
+def test_every_member_of_the_protocol_is_there() -> None:
+    for name, transport in make_transports(TRANSPORTS).items():
+        assert transport.name == name
+        assert transport.endpoint is None or isinstance(transport.endpoint, bytes)
+        assert transport.pinned_bytes == 0
+        transport.close()
+        transport.close()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
-from flowtrain.pool.transport.base import Transport
+from flowtrain.pool.transport.base import Span, Transport
+from flowtrain.pool.transport.choice import choose_transport
 from flowtrain.pool.transport.local import LocalTransport
 from flowtrain.pool.transport.shm import ShmTransport
 
-__all__ = ["TRANSPORTS", "LocalTransport", "ShmTransport", "Transport", "make_transport"]
+__all__ = ["TRANSPORTS", "LocalTransport", "ShmTransport", "Span", "Transport", "choose_transport", "make_transports"]
 
 TRANSPORTS: dict[str, Callable[[], Transport]] = {"local": LocalTransport, "shm": ShmTransport}
 
 
-def make_transport(name: str) -> Transport:
+def make_transports(names: Iterable[str]) -> dict[str, Transport]:
     """`shm` between processes of one node, `local` within one process."""
-    return TRANSPORTS[name]()
+    return {name: TRANSPORTS[name]() for name in names}

@@ -1,33 +1,58 @@
-"""How bytes of a segment reach a process: the border behind which shared memory and other carriers lie."""
+"""How bytes of a segment reach a process: the border behind which shared memory and other carriers lie.
+
+    reader                          transport                       owner's segment
+      get_all(refs) ── read ───────▶ one call a pack ──────────────▶ blocks: header and payload
+      put_gradient … flush ─ write ▶ one call a pack ──────────────▶ the same blocks, now with gradients
+      release(refs) ── release ────▶ copies are dropped
+
+Two kinds: those whose `read` returns views of the owner's pages (`local`, `shm`), and those that copy into memory of
+the reader. A client does not know which it has.
+"""
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from flowtrain.pool.segment import SegmentHandle
+from flowtrain.types import Address
+
+
+class Span(NamedTuple):
+    """A whole block: `address` as in `EmbeddingRef` (its payload; the header lies before), `bytes` with its header."""
+
+    address: Address
+    bytes: int
 
 
 class Transport(Protocol):
-    """One process's access to segments. No call waits for another process.
+    """One process's way to the segments of others. Every call raises within `timeout` seconds (`LostProcessError`,
+    `PlanError`) when a segment cannot be reached, and names its owner.
 
-    Every call raises at once (`LostProcessError`, `PlanError`) when a segment cannot be reached; memory that was
-    attached stays readable after its owner has died.
+    Attributes:
+        name: its key in `pool.transport`, in `SegmentHandle.endpoints` and in the metrics.
+        endpoint: what others need to reach this process's own segment; None where the handle says enough.
+        pinned_bytes: bytes of attached memory that this process has page-locked.
     """
 
-    def open(self, owner: int, num_bytes: int) -> SegmentHandle:
-        """Make this process's own segment, of fixed size and untouched."""
+    name: str
+    endpoint: bytes | None
+    pinned_bytes: int
 
     def attach(self, handle: SegmentHandle) -> None:
-        """Reach another process's segment; a second call with the same handle does nothing."""
+        """Reach another process's segment; a second call with the same owner does nothing."""
 
-    def view(self, owner: int, offset: int, num_bytes: int) -> memoryview:
-        """Writable bytes of an open or attached segment. What others write there shows through without another call,
-        and is complete once a message of theirs has announced it. Valid, also after `close`, until the last view of
-        it is dropped.
+    def read(self, spans: Sequence[Span], timeout: float) -> list[memoryview]:
+        """Header and payload of each block, writable, in the order of `spans`; all spans of a pack in one call.
+
+        They stay as they are until `release`; views show what others write meanwhile, copies do not.
         """
 
-    def page_bytes(self, owner: int) -> int:
-        """Bytes of the segment's pages that were touched so far."""
+    def write(self, spans: Sequence[Span], timeout: float) -> None:
+        """The bytes changed in the memory that `read` returned for these blocks are with the owner on return."""
+
+    def release(self, spans: Sequence[Span]) -> None:
+        """The reader is done with these blocks."""
 
     def close(self) -> None:
         """Let go of all segments; idempotent. Another process's segment is never removed."""

@@ -2,30 +2,37 @@
 
 from __future__ import annotations
 
+from flowtrain.pool.pin import pin, unpin
 from flowtrain.pool.segment import Segment, SegmentHandle
+from flowtrain.pool.transport.mapped import MappedReads
 
 
-class ShmTransport:
+class ShmTransport(MappedReads):
     """Segments by owner; one descriptor and one mapping for each, however many blocks are read."""
 
-    def __init__(self) -> None:
-        self._segments: dict[int, Segment] = {}
+    name = "shm"
+    endpoint: bytes | None = None
 
-    def open(self, owner: int, num_bytes: int) -> SegmentHandle:
-        assert owner not in self._segments, f"owner {owner} has a segment already"
-        self._segments[owner] = Segment.create(owner, num_bytes, f"flowtrain-pool-{owner}")
-        return self._segments[owner].handle()
+    def __init__(self) -> None:
+        super().__init__()
+        self.pinned_bytes = 0
+        self._segments: dict[int, Segment] = {}
+        self._pins: list[int] = []
 
     def attach(self, handle: SegmentHandle) -> None:
-        if handle.owner not in self._segments:
-            self._segments[handle.owner] = Segment.attach(handle)
-
-    def view(self, owner: int, offset: int, num_bytes: int) -> memoryview:
-        return self._segments[owner].memory[offset : offset + num_bytes]
-
-    def page_bytes(self, owner: int) -> int:
-        return self._segments[owner].page_bytes()
+        if handle.owner in self._segments:
+            return
+        segment = self._segments[handle.owner] = Segment.attach(handle)
+        self.memories[handle.owner] = segment.memory
+        pinned = pin(segment.memory)
+        if pinned is not None:
+            self._pins.append(pinned)
+            self.pinned_bytes += segment.bytes
 
     def close(self) -> None:
+        while self._pins:
+            unpin(self._pins.pop())
+        self.pinned_bytes = 0
+        self.memories.clear()
         while self._segments:
             self._segments.popitem()[1].close()

@@ -6,7 +6,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowtrain.pool.address import MAX_OWNERS, MAX_SEGMENT_BYTES, make_address, offset_of, owner_of
+from flowtrain.pool.address import (
+    LINE_BYTES,
+    MAX_LOCAL_OWNERS,
+    MAX_MACHINES,
+    MAX_OWNERS,
+    MAX_SEGMENT_BYTES,
+    NUM_GENERATIONS,
+    Region,
+    generation_of,
+    machine_of,
+    machine_of_owner,
+    make_address,
+    make_owner,
+    offset_of,
+    owner_of,
+    place_of,
+    region_of,
+)
 from flowtrain.pool.block import (
     ALIGNMENT,
     HEADER_BYTES,
@@ -19,29 +36,67 @@ from flowtrain.pool.block import (
     read_header,
     write_header,
 )
+from flowtrain.types import Address
 
-
-@given(owner=st.integers(0, MAX_OWNERS - 1), offset=st.integers(0, MAX_SEGMENT_BYTES - 1))
-def test_an_address_comes_apart_into_what_made_it(owner: int, offset: int) -> None:
-    address = make_address(owner, offset)
-    assert 0 <= address < 2**63
-    assert (owner_of(address), offset_of(address)) == (owner, offset)
-
-
-@given(
-    owners=st.lists(st.integers(0, 9), min_size=2, max_size=2, unique=True),
-    offset=st.integers(0, MAX_SEGMENT_BYTES - 1),
+OFFSETS = st.integers(0, MAX_SEGMENT_BYTES // LINE_BYTES - 1).map(lambda line: line * LINE_BYTES)
+PARTS = st.tuples(
+    st.integers(0, MAX_MACHINES - 1),
+    st.integers(0, MAX_LOCAL_OWNERS - 1),
+    OFFSETS,
+    st.integers(0, NUM_GENERATIONS - 1),
+    st.sampled_from(Region),
 )
-def test_owners_share_no_address_and_segments_are_contiguous(owners: list[int], offset: int) -> None:
-    first, second = owners
-    assert make_address(first, offset) != make_address(second, offset)
-    assert make_address(first, offset) - make_address(first, 0) == offset
 
 
-@pytest.mark.parametrize(("owner", "offset"), [(-1, 0), (MAX_OWNERS, 0), (0, -1), (0, MAX_SEGMENT_BYTES)])
-def test_an_address_outside_the_space_is_refused(owner: int, offset: int) -> None:
+def address_of(parts: tuple[int, int, int, int, Region]) -> int:
+    machine, local, offset, generation, region = parts
+    return make_address(make_owner(machine, local), offset, generation, region)
+
+
+@given(parts=PARTS)
+def test_an_address_comes_apart_into_what_made_it(parts: tuple[int, int, int, int, Region]) -> None:
+    machine, local, offset, generation, region = parts
+    owner = make_owner(machine, local)
+    address = make_address(owner, offset, generation, region)
+    assert 0 <= address < 2**63
+    assert (owner_of(address), machine_of(address), offset_of(address)) == (owner, machine, offset)
+    assert (generation_of(address), region_of(address)) == (generation, region)
+    assert machine_of_owner(owner) == machine
+    assert f"byte {offset} of owner {owner} on machine {machine}" in place_of(address)
+    assert ("device" in place_of(address)) == (region is Region.DEVICE)
+
+
+@given(first=PARTS, second=PARTS)
+def test_two_addresses_are_equal_exactly_when_all_their_parts_are(
+    first: tuple[int, int, int, int, Region], second: tuple[int, int, int, int, Region]
+) -> None:
+    assert (address_of(first) == address_of(second)) == (first == second)
+
+
+@given(parts=PARTS)
+def test_a_segment_is_contiguous(parts: tuple[int, int, int, int, Region]) -> None:
+    machine, local, offset, generation, region = parts
+    assert address_of(parts) - address_of((machine, local, 0, generation, region)) == offset // LINE_BYTES
+
+
+@pytest.mark.parametrize(
+    ("owner", "offset", "generation"),
+    [(-1, 0, 0), (MAX_OWNERS, 0, 0), (0, -64, 0), (0, MAX_SEGMENT_BYTES, 0), (0, 0, -1), (0, 0, NUM_GENERATIONS)],
+)
+def test_an_address_outside_the_space_is_refused(owner: int, offset: int, generation: int) -> None:
     with pytest.raises(AssertionError, match="outside"):
-        make_address(owner, offset)
+        make_address(owner, offset, generation)
+
+
+def test_a_place_between_two_lines_has_no_address() -> None:
+    with pytest.raises(AssertionError, match="offset 63 of owner 0 is not a multiple of 64"):
+        make_address(0, 63)
+
+
+@pytest.mark.parametrize(("machine", "local"), [(-1, 0), (MAX_MACHINES, 0), (0, -1), (0, MAX_LOCAL_OWNERS)])
+def test_an_owner_outside_the_space_is_refused(machine: int, local: int) -> None:
+    with pytest.raises(AssertionError, match="outside"):
+        make_owner(machine, local)
 
 
 @given(payload=st.integers(0, 10**9))
@@ -57,7 +112,7 @@ HEADERS = st.builds(
     owner=st.integers(0, MAX_OWNERS - 1),
     version=st.integers(0, 2**40),
     position=st.integers(0, 2**62),
-    address=st.integers(0, 2**63 - 1),
+    address=st.integers(0, 2**63 - 1).map(Address),
     payload_bytes=st.integers(0, 128),
     checksum=st.none() | st.integers(0, 2**32 - 1),
 )

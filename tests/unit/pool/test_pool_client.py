@@ -9,7 +9,8 @@ import torch
 
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.directory import Directory
-from flowtrain.pool.transport import make_transport
+from flowtrain.pool.private import PrivateSegment
+from flowtrain.pool.transport import make_transports
 from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
 
 SEGMENT_BYTES = 1 << 14
@@ -18,7 +19,11 @@ SEGMENT_BYTES = 1 << 14
 @pytest.mark.parametrize("seed", range(4))
 def test_units_in_and_out_of_a_small_segment(seed: int) -> None:
     dice = random.Random(seed)
-    pool = PoolClient(make_transport("local"), owner=2, segment_bytes=SEGMENT_BYTES)
+    pool = PoolClient(PrivateSegment(2, SEGMENT_BYTES), {})
+    reader = PoolClient(None, make_transports(["local"]))
+    handle = pool.handle()
+    assert handle is not None
+    reader.attach({2: handle})
     directory = Directory({2: SEGMENT_BYTES})
     in_use: list[tuple[UnitId, list[EmbeddingRef]]] = []
     num_put = 0
@@ -30,7 +35,8 @@ def test_units_in_and_out_of_a_small_segment(seed: int) -> None:
         while not directory.reserve(2, unit, sizes):
             done, refs = in_use.pop(dice.randrange(len(in_use)))
             for ref in refs:
-                assert torch.equal(pool.get(ref)[0], torch.full((ref.bytes // 64, 16), float(ref.position)))
+                assert torch.equal(reader.get(ref)[0], torch.full((ref.bytes // 64, 16), float(ref.position)))
+            reader.release(refs)
             directory.lease(refs)
             directory.release(done)
             frees += directory.frees(2)
@@ -52,7 +58,7 @@ def test_units_in_and_out_of_a_small_segment(seed: int) -> None:
 
 
 def test_a_process_without_a_segment_cannot_put() -> None:
-    pool = PoolClient(make_transport("local"), owner=None, segment_bytes=0)
+    pool = PoolClient(None, {})
     assert pool.handle() is None
     assert pool.page_bytes() == 0
     with pytest.raises(AssertionError, match="no segment to put into"):

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowtrain.pool.address import make_address, offset_of, owner_of
-from flowtrain.pool.arena import RingArena
+from flowtrain.pool.address import make_address, owner_of
 from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
+from flowtrain.pool.space import OwnerSpace
 from flowtrain.types import Address, EmbeddingRef, Phase, UnitId
 
 
@@ -81,7 +81,7 @@ def test_an_announcement_that_is_not_what_was_reserved_is_refused() -> None:
     directory = Directory({0: 4096})
     directory.reserve(0, unit_id(0), [64])
     directory.reserve(0, unit_id(1), [64])
-    first, second = make_address(0, HEADER_BYTES), make_address(0, HEADER_BYTES + 128)
+    first, second = make_address(0, HEADER_BYTES), make_address(0, HEADER_BYTES + 128, generation=1)
     with pytest.raises(AssertionError, match="has no block"):
         directory.written([ref_of(unit_id(0), make_address(0, 640), 64)])
     with pytest.raises(AssertionError, match="lies in a block of unit"):
@@ -107,7 +107,7 @@ def test_owners_allocate_what_the_directory_foresaw(
 ) -> None:
     """Orders wait in a queue for each owner, answers and releases come at any time and in any order."""
     directory = Directory(dict.fromkeys(range(num_owners), capacity * 64))
-    rings = [RingArena(capacity * 64) for _ in range(num_owners)]
+    spaces = [OwnerSpace(owner, capacity * 64) for owner in range(num_owners)]
     queues: list[deque[tuple[UnitId, list[int], tuple[Address, ...]]]] = [deque() for _ in range(num_owners)]
     waiting_frees: list[list[Address]] = [[] for _ in range(num_owners)]
     todo, done, released = deque(enumerate(units)), [], 0
@@ -117,10 +117,10 @@ def test_owners_allocate_what_the_directory_foresaw(
     def execute(owner: int) -> None:
         unit, sizes, frees = queues[owner].popleft()
         for address in dice.sample(frees, len(frees)):
-            rings[owner].free(offset_of(address) - HEADER_BYTES)
+            spaces[owner].free(address)
             freed.append(address)
             used.discard(address)
-        addresses = [make_address(owner, rings[owner].allocate(block_bytes(n)) + HEADER_BYTES) for n in sizes]
+        addresses = [spaces[owner].allocate(n) for n in sizes]
         assert used.isdisjoint(addresses)
         used.update(addresses)
         if unit.number not in bad:
@@ -153,7 +153,7 @@ def test_owners_allocate_what_the_directory_foresaw(
     for owner in range(num_owners):
         for address in (*waiting_frees[owner], *directory.frees(owner)):
             assert owner_of(address) == owner
-            rings[owner].free(offset_of(address) - HEADER_BYTES)
-        assert rings[owner].used == 0
+            spaces[owner].free(address)
+        assert spaces[owner].arena.used == 0
         assert directory.room(owner, [capacity * 64 - HEADER_BYTES])
     directory.assert_invariants()

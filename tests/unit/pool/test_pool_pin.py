@@ -7,7 +7,9 @@ import torch
 
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.pin import pin
-from flowtrain.pool.transport import TRANSPORTS, make_transport
+from flowtrain.pool.private import PrivateSegment
+from flowtrain.pool.segment import OwnSegment, Segment
+from flowtrain.pool.transport import make_transports
 from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
 
 
@@ -15,7 +17,7 @@ def test_a_process_that_uses_no_gpu_locks_nothing() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         pytest.skip("an earlier test of this process uses the GPU")
     assert pin(memoryview(bytearray(4096))) is None
-    pool = PoolClient(make_transport("local"), owner=0, segment_bytes=1 << 16)
+    pool = PoolClient(PrivateSegment(0, 1 << 16), {})
     assert pool.pinned_bytes == 0
     assert pool.page_bytes() == 0, "not a page was touched"
     pool.close()
@@ -23,15 +25,17 @@ def test_a_process_that_uses_no_gpu_locks_nothing() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+@pytest.mark.parametrize("transport", ["local", "shm"])
 def test_views_of_a_locked_segment_are_pinned(transport: str) -> None:
     torch.zeros(1, device="cuda")
-    owner = PoolClient(make_transport(transport), owner=0, segment_bytes=1 << 20)
-    reader = PoolClient(make_transport(transport), owner=None, segment_bytes=0)
+    segment: OwnSegment = PrivateSegment(0, 1 << 20) if transport == "local" else Segment.create(0, 1 << 20, "test")
+    owner = PoolClient(segment, {})
+    reader = PoolClient(None, make_transports([transport]))
     handle = owner.handle()
     assert handle is not None
     reader.attach({0: handle})
-    assert owner.pinned_bytes == reader.pinned_bytes == 1 << 20
+    assert owner.pinned_bytes == 1 << 20
+    assert reader.pinned_bytes == (1 << 20 if transport == "shm" else 0), "the pages of this process are locked once"
     specs = (TensorSpec(0, (16,), "float32"),)
     address = owner.put(0, 0, specs, 64, [torch.ones(16, device="cuda")])
     ref = EmbeddingRef(0, UnitId(Phase.TRAIN, 1, 0, 0, 0), address, 64, specs, (), 0)

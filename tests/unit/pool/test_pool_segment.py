@@ -120,6 +120,7 @@ def test_the_size_is_sealed() -> None:
 
 
 def test_a_handle_travels_by_pickle_and_msgpack() -> None:
-    handle = SegmentHandle(owner=1, pid=2, fd=3, bytes=4, inode=2**40)
+    handle = SegmentHandle(owner=129, pid=2, fd=3, bytes=4, inode=2**40, host="a", endpoints={"nixl": b"\x00agent"})
+    assert handle.machine == 2
     assert pickle.loads(pickle.dumps(handle)) == handle
     assert SegmentHandle(*msgpack.unpackb(msgpack.packb(handle))) == handle

@@ -16,9 +16,7 @@ from flowtrain.messages import (
     UnitEncoded,
     UnitsReturned,
 )
-from flowtrain.pool.address import make_address, offset_of, owner_of
-from flowtrain.pool.arena import RingArena
-from flowtrain.pool.block import HEADER_BYTES, block_bytes
+from flowtrain.pool.space import OwnerSpace
 from flowtrain.types import Address, EmbeddingRef, Pack, Phase, SkippedRow, UnitId
 
 
@@ -32,7 +30,7 @@ class Producer:
     """`content`: what lies at each address of this owner's segment."""
 
     rank: int
-    ring: RingArena
+    space: OwnerSpace
     content: dict[Address, tuple[str, int]]
     bad: set[int]
     version: int = 0
@@ -61,15 +59,13 @@ class Producer:
     def encode(self, order: EncodeOrder) -> UnitEncoded:
         assert not order.keep_graph or order.unit.id.step not in self.reduced, "a unit behind its step's reduce"
         for address in order.free:
-            assert owner_of(address) == self.rank
-            self.ring.free(offset_of(address) - HEADER_BYTES)
+            self.space.free(address)
             del self.content[address]
         refs, bad = [], []
         for sample in order.unit.samples:
             num_bytes = payload_of(sample)
-            offset = self.ring.allocate(block_bytes(num_bytes))
-            self.ring.assert_invariants()
-            address = make_address(self.rank, offset + HEADER_BYTES)
+            address = self.space.allocate(num_bytes)
+            self.space.assert_invariants()
             if sample.position in self.bad:
                 self.content[address] = ("nothing", sample.position)
                 bad.append(SkippedRow(sample.position, sample.row, sample.id, "image-undecodable", ""))

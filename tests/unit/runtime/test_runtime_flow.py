@@ -17,9 +17,9 @@ from hypothesis import given, settings
 
 from flowtrain.messages import EncodeOrder, PackOrder, PackTrained, ReduceOrder, UnitEncoded, UnitsReturned
 from flowtrain.pool.address import owner_of
-from flowtrain.pool.arena import RingArena
 from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
+from flowtrain.pool.space import OwnerSpace
 from flowtrain.runtime.flow import DEPTH, Flow
 from flowtrain.types import Address, Phase, Role, Step, UnitId
 
@@ -37,7 +37,7 @@ class Run:
         pictured = [s.position for step in self.steps for s in step.samples if s.images]
         self.bad = {position for position in pictured if self.dice.random() < scenario.bad_share}
         content: dict[Address, tuple[str, int]] = {}
-        self.producers = [Producer(rank, RingArena(size), content, self.bad) for rank, size in segments.items()]
+        self.producers = [Producer(rank, OwnerSpace(rank, size), content, self.bad) for rank, size in segments.items()]
         self.consumers = [Consumer(rank, content, self.bad) for rank in range(scenario.num_consumers)]
         self.stages: dict[Rank, Producer | Consumer] = {(Role.PRODUCER, p.rank): p for p in self.producers}
         self.stages |= {(Role.CONSUMER, c.rank): c for c in self.consumers}
