@@ -1,4 +1,4 @@
-"""What the solver knows of a module (`ModuleLoad`) and what it chooses for it (`Candidate`), in numbers only (contract C10).
+"""What the solver knows of a module (`ModuleLoad`) and what it chooses for it (`Candidate`): numbers only (C10).
 
     config.json ─▶ ModelShape ─┐
     trace, sizes ─▶ DataStats ─┴─loads_of─▶ ModuleLoad ─┬─ memory      bytes of a device   ┐ of a candidate,
@@ -48,7 +48,7 @@ class ModuleLoad:
         vocab: columns of the logits; 0 where there is no head.
         experts: of one layer, 0 where it is dense; `top_k` of them see a token; `expert_width` is their inner width.
         expert_layers: layers that have experts.
-        tokens: mean a sample: text and vision tokens of the backbone, patches of an encoder; samples without count as 0.
+        tokens: mean a sample (0 without): text and vision tokens of the backbone, patches of an encoder.
         longest_tokens: of the longest sample; a pack must hold it.
         linear_flops: matrix products of the layers; `attention_flops`: scores and values; `outer_flops`: outside of
             the layers (patch embedding, projector, head).
