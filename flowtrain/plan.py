@@ -25,13 +25,15 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class RankPlan:
-    """One process: its device (`cpu`, `cuda:0`), CPU threads, and the pool bytes of its own segment (0: none)."""
+    """One process: its device (`cpu`, `cuda:0`), CPU threads, the pool bytes of its own segment (0: none), and the
+    number of its node (0: the driver's)."""
 
     role: Role
     rank: int
     device: str
     threads: int
     segment_bytes: int = 0
+    node: int = 0
 
 
 @dataclass(frozen=True, slots=True)

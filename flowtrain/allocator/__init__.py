@@ -7,10 +7,12 @@ Config, ModelShape, Inventory ──make_plan──▶ Plan ─┬─ plan_warni
 from flowtrain.allocator.describe import describe_plan, plan_from_dict, plan_to_dict
 from flowtrain.allocator.inventory import Inventory, local_inventory
 from flowtrain.allocator.make import make_plan, plan_warnings
+from flowtrain.allocator.place import NodeRoom
 from flowtrain.allocator.room import pool_room
 
 __all__ = [
     "Inventory",
+    "NodeRoom",
     "describe_plan",
     "local_inventory",
     "make_plan",

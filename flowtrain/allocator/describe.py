@@ -35,13 +35,14 @@ def plan_from_dict(values: Mapping[str, Any]) -> Plan:
 
 def describe_plan(plan: Plan) -> str:
     """One line for each kind of process."""
-    rows = [("role", "processes", "layout", "device", "threads each", "pool segment each")]
-    rows.append(("reader", str(plan.readers), "", "cpu", "1", ""))
+    rows = [("role", "processes", "layout", "device", "threads each", "pool segment each", "nodes")]
+    rows.append(("reader", str(plan.readers), "", "cpu", "1", "", "0"))
     for side in (plan.producers, plan.consumers):
         first = side.ranks[0]
         segment = _mebibytes(first.segment_bytes) if first.segment_bytes else ""
+        nodes = ", ".join(map(str, sorted({rank.node for rank in side.ranks})))
         layout, threads = layout_text(side.layout), str(first.threads)
-        rows.append((side.role.value, str(len(side.ranks)), layout, first.device, threads, segment))
+        rows.append((side.role.value, str(len(side.ranks)), layout, first.device, threads, segment, nodes))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
     title = f"plan: {plan.placement}, {plan.cpus} cores, pool of {_mebibytes(plan.pool_bytes)}"
@@ -53,13 +54,15 @@ def _mebibytes(size: int) -> str:
 
 
 def _side_to_dict(side: ModulePlan) -> dict[str, Any]:
-    ranks = [{"device": r.device, "threads": r.threads, "segment_bytes": r.segment_bytes} for r in side.ranks]
+    ranks = [
+        {"device": r.device, "threads": r.threads, "segment_bytes": r.segment_bytes, "node": r.node} for r in side.ranks
+    ]
     return {"layout": layout_text(side.layout), "ranks": ranks}
 
 
 def _side_from_dict(role: Role, values: Mapping[str, Any]) -> ModulePlan:
     ranks = tuple(
-        RankPlan(role, number, rank["device"], rank["threads"], rank["segment_bytes"])
+        RankPlan(role, number, rank["device"], rank["threads"], rank["segment_bytes"], rank.get("node", 0))
         for number, rank in enumerate(values["ranks"])
     )
     return ModulePlan(role, parse_layout(values["layout"], f"{role}s.layout"), ranks)

@@ -4,8 +4,9 @@
 2. Devices: what `device` says; `auto` takes GPUs for the consumers first (the backbone is the dearer part), then for
    the producers, a whole side or none of it.
 3. Threads: what `threads` says; the cores left are divided evenly among the processes that say nothing.
-4. Pool: `pool.bytes` divided evenly among the producers, in whole pages.
-5. Refused, with both numbers: more threads than cores where that is not allowed, more GPUs or memory than there are, a
+4. Nodes: `node` of a side, else the driver's first (`place.py`).
+5. Pool: `pool.bytes` of each node divided among the owners on it (`segments.py`).
+6. Refused, with both numbers: more threads than cores where that is not allowed, more GPUs or memory than there are, a
    pool that cannot hold one full row for each rank.
 
 Readers are not counted among the processes on cores: they tokenise in the gaps of the others.
@@ -13,11 +14,13 @@ Readers are not counted among the processes on cores: they tokenise in the gaps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from flowtrain.allocator.inventory import Inventory
 from flowtrain.allocator.layout import parse_layout
-from flowtrain.allocator.room import PAGE_BYTES, pool_room
+from flowtrain.allocator.place import Homes, Need, NodeRoom, place
+from flowtrain.allocator.room import pool_room
+from flowtrain.allocator.segments import divide
 from flowtrain.config.schema import Config, SideConfig
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan
@@ -39,8 +42,8 @@ POLICIES: dict[str, Callable[[Config, ModelShape, Inventory], dict[Role, int]]] 
 """Name in `allocation.policy` → number of processes for the sides that leave it open."""
 
 
-def make_plan(config: Config, shape: ModelShape, inventory: Inventory) -> Plan:
-    """The plan of a run on this inventory.
+def make_plan(config: Config, shape: ModelShape, inventory: Inventory, nodes: Sequence[NodeRoom] | None = None) -> Plan:
+    """The plan of a run on this inventory; `nodes`: what the nodes of a joined cluster have, the driver's first.
 
     Raises:
         PlanError: it does not fit; the sentence has both numbers and the key to change.
@@ -52,7 +55,8 @@ def make_plan(config: Config, shape: ModelShape, inventory: Inventory) -> Plan:
     colocated = config.placement == "colocated"
     on_gpu = _devices(config, sides, sizes, inventory)
     threads = _threads(sides, sizes, inventory.cpus, colocated)
-    segment_bytes = config.pool.bytes // sizes[Role.PRODUCER] // PAGE_BYTES * PAGE_BYTES
+    homes = _homes(config, sides, sizes, threads, on_gpu, nodes)
+    segment_bytes = divide(config, shape, homes)
     modules = {}
     for role in sides:
         ranks = tuple(
@@ -61,7 +65,8 @@ def make_plan(config: Config, shape: ModelShape, inventory: Inventory) -> Plan:
                 rank,
                 "cuda:0" if on_gpu[role] else "cpu",
                 threads[role],
-                segment_bytes if role is Role.PRODUCER else 0,
+                segment_bytes[role][rank],
+                homes[role][rank],
             )
             for rank in range(sizes[role])
         )
@@ -72,7 +77,7 @@ def make_plan(config: Config, shape: ModelShape, inventory: Inventory) -> Plan:
         consumers=modules[Role.CONSUMER],
         readers=config.data.readers,
         cpus=inventory.cpus,
-        pool_bytes=segment_bytes * sizes[Role.PRODUCER],
+        pool_bytes=sum(sum(of_side) for of_side in segment_bytes.values()),
     )
     _check_cores(config, plan)
     _check_memory(config, plan, inventory)
@@ -146,6 +151,23 @@ def _threads(sides: Mapping[Role, SideConfig], sizes: Sizes, cpus: int, colocate
     num_open = sum(sizes[role] for role, side in sides.items() if side.threads is None)
     share = max(1, (cpus - taken) // num_open) if num_open else 1
     return {role: side.threads or share for role, side in sides.items()}
+
+
+def _homes(
+    config: Config,
+    sides: Mapping[Role, SideConfig],
+    sizes: Sizes,
+    threads: Mapping[Role, int],
+    on_gpu: Mapping[Role, bool],
+    nodes: Sequence[NodeRoom] | None,
+) -> Homes:
+    """The node of every rank; consumers have the first choice. Oversubscribed cores are not counted."""
+    counted = config.cluster.oversubscribe is not True
+    needs = [
+        Need(role, sizes[role], threads[role] if counted else 0, int(on_gpu[role]), sides[role].node)
+        for role in (Role.CONSUMER, Role.PRODUCER)
+    ]
+    return place(needs, nodes)
 
 
 def _check_cores(config: Config, plan: Plan) -> None:

@@ -5,17 +5,25 @@ A ring that is given blocks of S bytes in all, none above B, holds them wherever
 With S = R · cap this gives the largest cap:
 
     R · cap + B ≤ smallest segment,   B = block of a row of `max_row_tokens`, all of them vision
+
+A consumer that cannot read in place copies a pack into a ring of its own, which must hold the packs in flight to it:
+
+    PACKS_HELD · cap + B ≤ smallest receive segment
 """
 
 from __future__ import annotations
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
-from flowtrain.plan import Plan
+from flowtrain.plan import Plan, RankPlan
 from flowtrain.shapes import ALIGNMENT, ModelShape, payload_bytes
 
 BLOCK_HEADER_BYTES = 64
 """What the pool adds to each payload; `flowtrain.pool.block` has the same figure, and a test holds the two together."""
+
+PACKS_HELD = 2
+"""Packs whose copies a consumer may hold: those in flight to it (`DEPTH` of `flowtrain.runtime.flow`; a test holds the
+two together)."""
 
 
 def largest_block_bytes(config: Config, shape: ModelShape) -> int:
@@ -31,21 +39,40 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
     Raises:
         PlanError: not even a pack of one full row for each rank fits.
     """
-    segment_bytes = min(rank.segment_bytes for rank in plan.producers.ranks)
     num_consumers = len(plan.consumers.ranks)
     largest = largest_block_bytes(config, shape)
+    sending = min(plan.producers.ranks, key=lambda rank: rank.segment_bytes)
     needed = (num_consumers + 1) * largest
-    if needed > segment_bytes:
-        num_producers = len(plan.producers.ranks)
+    if needed > sending.segment_bytes:
         raise PlanError(
-            f"pool.bytes gives each of {num_producers} producers a segment of {segment_bytes} bytes and a slot of "
-            f"{num_consumers} packs with one full row of {config.max_row_tokens} tokens each needs {needed} bytes: "
-            f"set pool.bytes to {num_producers * _pages(needed)} or more, or lower data.max_seq_len"
+            f"pool.bytes gives each of {len(plan.producers.ranks)} producers a segment of {sending.segment_bytes} "
+            f"bytes and a slot of {num_consumers} packs with one full row of {config.max_row_tokens} tokens each needs "
+            f"{needed} bytes: {_remedy(plan, sending, needed)}"
         )
-    return (segment_bytes - largest) // num_consumers // ALIGNMENT * ALIGNMENT
+    room = (sending.segment_bytes - largest) // num_consumers
+    receiving = [rank for rank in plan.consumers.ranks if rank.segment_bytes]
+    if receiving:
+        smallest = min(receiving, key=lambda rank: rank.segment_bytes)
+        needed = (PACKS_HELD + 1) * largest
+        if needed > smallest.segment_bytes:
+            raise PlanError(
+                f"pool.bytes gives consumer {smallest.rank} on node {smallest.node} a segment of "
+                f"{smallest.segment_bytes} bytes for what it reads from other nodes, and {PACKS_HELD} packs with one "
+                f"full row of {config.max_row_tokens} tokens each need {needed} bytes: "
+                f"{_remedy(plan, smallest, needed)}"
+            )
+        room = min(room, (smallest.segment_bytes - largest) // PACKS_HELD)
+    return room // ALIGNMENT * ALIGNMENT
 
 
-def _pages(size: int) -> int:
+def _remedy(plan: Plan, tight: RankPlan, needed: int) -> str:
+    ranks = (*plan.producers.ranks, *plan.consumers.ranks)
+    sharing = sum(1 for rank in ranks if rank.segment_bytes and rank.node == tight.node)
+    return f"set pool.bytes to {sharing * to_pages(needed)} or more, or lower data.max_seq_len"
+
+
+def to_pages(size: int) -> int:
+    """Rounded up to whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
 

@@ -141,6 +141,9 @@ class SideConfig(Section):
     layout: str | None = Field(None, description="Degrees of parallelism, such as r2; excludes `num`.")
     threads: Positive | None = Field(None, description="CPU threads of each process; default: cores divided evenly.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda where there is one.")
+    node: NonNegative | None = Field(
+        None, description="Node of the cluster for the whole side, 0 is the driver's; null: the driver's first."
+    )
 
     @model_validator(mode="after")
     def _one_of(self) -> SideConfig:
@@ -166,8 +169,8 @@ class PoolConfig(Section):
     bytes: ByteSize = Field(
         256 * 2**20, description="Host bytes per node, divided among the owners on it; `64MiB` is understood."
     )
-    transport: Literal["auto", "shm", "local"] = Field(
-        "auto", description="`shm` between processes, `local` within one."
+    transport: Literal["auto", "shm", "local", "nixl", "ray"] = Field(
+        "auto", description="`auto`: by pair; `local` in one process, `shm` on one node, `nixl` or `ray` between nodes."
     )
 
 
@@ -307,12 +310,17 @@ class Config(Section):
             for name, side in (("producers", self.producers), ("consumers", self.consumers)):
                 if (side.num or 1) != 1 or side.layout not in (None, "r1"):
                     raise ValueError(f"`{name}.num` must be 1 when encoder and backbone share one process (colocated)")
+            if self.pool.transport in ("nixl", "ray"):
+                raise ValueError(f"`pool.transport` {self.pool.transport} is for several processes: colocated has one")
         elif self.pool.transport == "local":
             raise ValueError("`pool.transport` local is for one process (colocated): use auto or shm")
         if self.packing.on_long_row == "own_pack" and self.data.max_seq_len is None:
             raise ValueError(
                 "`packing.on_long_row` own_pack needs `data.max_seq_len`, the longest row that memory must hold"
             )
+        for name, side in (("producers", self.producers), ("consumers", self.consumers)):
+            if side.node and self.cluster.address is None:
+                raise ValueError(f"`{name}.node` is {side.node} and the run has one node: give `cluster.address`")
         if self.train.eval_every is not None and self.data.eval is None:
             raise ValueError("`train.eval_every` asks for evaluation losses: give `data.eval`, or leave it out")
         return self

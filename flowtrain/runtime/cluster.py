@@ -1,11 +1,12 @@
-"""Starts or joins Ray and places one actor per rank; ends only what it started.
+"""Starts or joins Ray and knows its nodes; ends only what it started.
 
 | node | who starts it | who ends it |
 |---|---|---|
 | local (`cluster.address` null) | we, sized to the plan | `Cluster.close`, and the launcher's sweep if we die |
 | a running cluster | its owner | only our actors end |
 
-All processes of a run are on the driver's node, whatever else the cluster has: segments are shared memory.
+A node of our own is sized to the plan. A running cluster is joined first and asked what it has, so that the plan can
+say which node each process runs on; the start refuses a plan for which it has too little.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import shutil
 import socket
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -24,6 +26,8 @@ import ray
 from flowtrain.config.schema import ClusterConfig
 from flowtrain.errors import FlowTrainError, Interrupted, PlanError, Terminated
 from flowtrain.plan import RankPlan
+from flowtrain.runtime.nodes import Node, number_nodes
+from flowtrain.types import Role
 
 OBJECT_STORE_BYTES = 96 * 2**20
 """Payload blocks (token ids) only: embeddings go through the pool."""
@@ -38,14 +42,41 @@ class Cluster:
         self.config = config
         self._session: Path | None = None
         self.connected = False
-        self.node_id = ""
+        self.nodes: tuple[Node, ...] = ()
 
-    def start(self, ranks: list[RankPlan]) -> None:
-        """Connect; refuse at once (exit 4, both numbers) when the cluster has too little for the ranks (R01)."""
+    def join(self) -> tuple[Node, ...]:
+        """Connect to the running cluster; its nodes, the driver's first."""
+        assert self.config.address is not None, "a node of our own is started, not joined"
+        return self._connected(0, 0)
+
+    def start(self, ranks: Sequence[RankPlan]) -> None:
+        """Connect where that is not done; refuse at once (exit 4, both numbers) when a node has too little (R01)."""
+        if not self.connected:
+            self._connected(sum(plan.threads for plan in ranks), sum(map(_gpus, ranks)))
+        for node in self.nodes:
+            here = [plan for plan in ranks if plan.node == node.number]
+            for name, need, there in (
+                ("CPU", sum(map(self.cpus_of, here)), node.cpus),
+                ("GPU", sum(map(_gpus, here)), node.gpus),
+            ):
+                if need > there:
+                    raise PlanError(
+                        f"the plan needs {need} {name}s on node {node.number} ({node.address}) and it has {there:g}: "
+                        f"lower producers/consumers `num` or `threads`, or set cluster.oversubscribe: true"
+                    )
+        missing = sorted({plan.node for plan in ranks} - {node.number for node in self.nodes})
+        if missing:
+            raise PlanError(f"the plan needs node {missing[0]} and the cluster has {len(self.nodes)} nodes, from 0")
+
+    def cpus_of(self, plan: RankPlan) -> int:
+        """CPUs that a process asks of Ray: in a running cluster readers work in the gaps of the others, and so does
+        everyone where the config says so."""
+        joined = self.config.address is not None
+        return 0 if joined and (self.config.oversubscribe or plan.role is Role.READER) else plan.threads
+
+    def _connected(self, cpus: int, gpus: int) -> tuple[Node, ...]:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
-        cpus = sum(plan.threads for plan in ranks)
-        gpus = sum(plan.device.startswith("cuda") for plan in ranks)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -55,14 +86,8 @@ class Cluster:
         except Exception as error:  # Ray raises a bare one when a node does not start in time
             raise PlanError(f"{self._refusal()}: {' '.join(str(error).split())[:300]}") from error
         self.connected = True
-        self.node_id = ray.get_runtime_context().get_node_id()
-        there = next(node["Resources"] for node in ray.nodes() if node["NodeID"] == self.node_id)
-        for name, need in (("CPU", cpus), ("GPU", gpus)):
-            if need > there.get(name, 0):
-                raise PlanError(
-                    f"the plan needs {need} {name}s and this node of the cluster has {there.get(name, 0):g}: "
-                    f"lower producers/consumers `num` or `threads`, or set cluster.oversubscribe: true"
-                )
+        self.nodes = number_nodes(ray.nodes(), ray.get_runtime_context().get_node_id())
+        return self.nodes
 
     def _connect(self, cpus: int, gpus: int) -> None:
         if self.config.address is not None:
@@ -121,3 +146,7 @@ class Cluster:
     @property
     def log_dir(self) -> str:
         return str(self._session / "logs") if self._session else "the cluster's own log folder"
+
+
+def _gpus(plan: RankPlan) -> int:
+    return int(plan.device.startswith("cuda"))

@@ -34,7 +34,7 @@ class StageActor:
 
     def __init__(self, role: str, driver_pid: int, driver_host: str) -> None:
         die_with(driver_pid, driver_host)
-        self._slot = StageSlot(Role(role), local=False)
+        self._slot = StageSlot(Role(role), local=False, address=ray.util.get_node_ip_address())
 
     @ray.method(concurrency_group="work")
     def call(self, method: str, args: tuple[Any, ...], *payloads: Any) -> Any:
@@ -75,13 +75,12 @@ class RayExecutor:
             return
         host = os.uname().nodename
         actor_class = ray.remote(concurrency_groups={"work": 1, "control": 2})(StageActor)
-        on_this_node = NodeAffinitySchedulingStrategy(self.cluster.node_id, soft=False)
         for key, plan in wanted.items():
             options = {
-                "num_cpus": plan.threads,
+                "num_cpus": self.cluster.cpus_of(plan),
                 "num_gpus": int(plan.device.startswith("cuda")),
                 "max_restarts": 0,
-                "scheduling_strategy": on_this_node,
+                "scheduling_strategy": NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),
             }
             self._actors[key] = actor_class.options(**options).remote(str(plan.role), os.getpid(), host)
         deadline = time.monotonic() + self.start_timeout_seconds

@@ -11,7 +11,9 @@ import math
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import yaml
 
 from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings, pool_room
 from flowtrain.config.schema import Config
@@ -32,10 +34,14 @@ from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
 from flowtrain.shapes import ModelShape, payload_bytes, read_shape
+from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.trace import join_traces
 from flowtrain.types import Module, Role, SampleMeta
 from flowtrain.update.schedule import horizon_note
+
+if TYPE_CHECKING:
+    from flowtrain.runtime.cluster import Cluster
 
 BLOCK_ROWS = 64
 """Rows of one payload block: large enough to make calls rare, small enough to start early."""
@@ -99,12 +105,13 @@ def execute(
     state = read_state(resume) if resume else None
     shape = read_shape(config.model.path)
     inventory = local_inventory()
-    plan = make_plan(config, shape, inventory)
-    inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
-    schedule = _schedule(inputs)
-    total = schedule.total_steps
-    _check_resume(inputs, total)
     with ExitStack() as stack:
+        cluster = _joined(config, stop, stack) if executor is None else None
+        plan = make_plan(config, shape, inventory, [node.room for node in cluster.nodes] if cluster else None)
+        inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
+        schedule = _schedule(inputs)
+        total = schedule.total_steps
+        _check_resume(inputs, total)
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
         ledger = Ledger(config, shape, plan, files, state, total)
         try:
@@ -113,7 +120,9 @@ def execute(
             for warning in plan_warnings(config, plan, inventory):
                 ledger.line(f"warning: {warning}")
             ledger.starting()
-            _train(inputs, schedule, ledger, files, stop, executor or _executor(config, plan, stop, stack), dump)
+            _train(
+                inputs, schedule, ledger, files, stop, executor or _executor(config, plan, cluster, stop, stack), dump
+            )
             if stop.requested:
                 raise stop.error()
         except (Interrupted, Terminated) as error:
@@ -172,6 +181,8 @@ def _train(
     cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut, config.packing.attention_efficiency)
     at = inputs.first_step + 1
     files.decision(at, "plan", plan=plan_to_dict(plan))
+    if config.cluster.address is not None:  # only now the nodes of the plan are known
+        write_atomic(inputs.run_dir / "plan.yaml", yaml.safe_dump(plan_to_dict(plan), sort_keys=False))
     files.decision(at, "composition", seed=config.run.seed, fingerprint=inputs.train.fingerprint, **spec.to_dict())
     files.decision(at, "cost", **cost.to_dict())
     checkpoint = Checkpoint(inputs.resume, inputs.first_step) if inputs.resume else None
@@ -267,8 +278,20 @@ def _controller(
     )
 
 
-def _executor(config: Config, plan: Plan, stop: StopRequest, stack: ExitStack) -> Executor:
-    """Stages in this process (colocated), or one Ray actor each."""
+def _joined(config: Config, stop: StopRequest, stack: ExitStack) -> Cluster | None:
+    """The running cluster that the config names, joined before the plan is made: it says what its nodes have."""
+    if config.cluster.address is None or config.placement == "colocated":
+        return None
+    from flowtrain.runtime.cluster import Cluster
+
+    cluster = stack.enter_context(Cluster(config.cluster))
+    with stop.held():
+        cluster.join()
+    return cluster
+
+
+def _executor(config: Config, plan: Plan, cluster: Cluster | None, stop: StopRequest, stack: ExitStack) -> Executor:
+    """Stages in this process (colocated), or one Ray actor each, in the cluster joined or on a node of our own."""
     if plan.placement == "colocated":
         local = LocalExecutor()
         stack.callback(local.close)
@@ -276,8 +299,8 @@ def _executor(config: Config, plan: Plan, stop: StopRequest, stack: ExitStack) -
     from flowtrain.runtime.cluster import Cluster
     from flowtrain.runtime.ray_executor import RayExecutor
 
-    cluster = Cluster(config.cluster)
-    stack.push(cluster)
+    if cluster is None:
+        cluster = stack.enter_context(Cluster(config.cluster))
     with stop.held():
         cluster.start(all_ranks(plan))
     executor = RayExecutor(cluster, config.cluster.start_timeout_seconds)

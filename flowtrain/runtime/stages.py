@@ -3,6 +3,7 @@
 | method | role | what it does |
 |---|---|---|
 | `prepare` | consumer 0 | whole-model weights, made once from the seed where the model folder has none |
+| `look` | any, one a node | what is at the paths that every node needs |
 | `load_modules` | all others | the imports of the role: seconds, so everyone's at once |
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
 | `configure` | all | builds the stage, after closing one built before: a process can serve several runs |
@@ -32,6 +33,7 @@ from flowtrain.errors import PeerError
 from flowtrain.pool.address import make_owner
 from flowtrain.pool.segment import SegmentHandle
 from flowtrain.runtime.executor import StageSpec
+from flowtrain.runtime.nodes import LOOPBACK, Sight, interface_of, look
 from flowtrain.telemetry.peaks import Peak, peak_flops
 from flowtrain.telemetry.spans import Spans
 from flowtrain.telemetry.tables import ParameterRow
@@ -40,9 +42,6 @@ from flowtrain.types import Phase, Role
 
 SPANNED = frozenset({"restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"})
 """Methods whose name is kept in the span file, so that an abort can be told from outside."""
-
-LOOPBACK = "127.0.0.1"
-"""Where the ranks of a side meet: all processes of a run are on one machine, and nothing listens to others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +54,13 @@ class StageReport:
 
 
 class StageSlot:
-    """One process's place for one stage. `local`: all stages share this process and its memory."""
+    """One process's place for one stage. `local`: all stages share this process and its memory; `address`: its node's,
+    for those on other nodes."""
 
-    def __init__(self, role: Role, local: bool) -> None:
+    def __init__(self, role: Role, local: bool, address: str = LOOPBACK) -> None:
         self.role = role
         self.local = local
+        self.address = address
         self.stage: Any = None
         self.spans: Spans | None = None
         self._store: Any = None
@@ -98,6 +99,9 @@ class StageSlot:
 
         return str(ensure_weights(config_from_json(config_json)))
 
+    def _look(self, paths: Sequence[str]) -> tuple[str, tuple[Sight, ...]]:
+        return self.address, look(paths)
+
     def _load_modules(self) -> None:
         modules = {
             Role.READER: ("flowtrain.data.reader", "transformers.models.auto.processing_auto"),
@@ -107,14 +111,16 @@ class StageSlot:
         for module in modules[self.role]:
             importlib.import_module(module)
 
-    def _open_store(self, world_size: int, timeout_seconds: float) -> tuple[str, int]:
+    def _open_store(self, world_size: int, timeout_seconds: float, spread: bool) -> tuple[str, int]:
+        """`spread`: the side's ranks are on several nodes."""
         from torch.distributed import TCPStore
 
+        host = self.address if spread else LOOPBACK
         # A store that opens its own socket listens on every interface of the machine.
-        with socket.create_server((LOOPBACK, 0), backlog=world_size) as server:
+        with socket.create_server((host, 0), backlog=world_size) as server:
             port = server.getsockname()[1]
             self._store = TCPStore(
-                LOOPBACK,
+                host,
                 port,
                 world_size,
                 is_master=True,
@@ -122,7 +128,7 @@ class StageSlot:
                 wait_for_workers=False,
                 master_listen_fd=server.detach(),
             )
-        return LOOPBACK, port
+        return host, port
 
     def _configure(self, spec: StageSpec) -> StageReport:
         store, self._store = self._store, None
@@ -187,7 +193,7 @@ class StageSlot:
         assert spec.store is not None
         host, port = spec.store
         timeout = timedelta(seconds=config.run.timeout_seconds)
-        os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(LOOPBACK if host == LOOPBACK else self.address)
         try:
             if store is None:
                 store = dist.TCPStore(host, port, spec.world_size, is_master=False, timeout=timeout)

@@ -1,6 +1,7 @@
 """Brings the processes of a plan up, in the one order in which each has what it needs.
 
-start ▶ prepare (weights, consumer 0; the others import meanwhile) ▶ open_store (rank 0 of each side of several)
+start ▶ look (several nodes: model, data and run folder are there)
+      ▶ prepare (weights, consumer 0; the others import meanwhile) ▶ open_store (rank 0 of each side of several)
       ▶ configure (all at once) ▶ attach (consumers open the producers' segments) ▶ restore (from a checkpoint)
 """
 
@@ -18,6 +19,7 @@ from flowtrain.errors import LostProcessError
 from flowtrain.plan import Plan, RankPlan
 from flowtrain.runtime.executor import Executor, StageSpec
 from flowtrain.runtime.failure import true_cause
+from flowtrain.runtime.nodes import check_seen, look
 from flowtrain.runtime.stages import StageReport
 from flowtrain.types import Role
 
@@ -45,6 +47,7 @@ def start_stages(
     timeout = max(config.cluster.start_timeout_seconds, 30.0)
     ranks = all_ranks(plan)
     executor.start(ranks)
+    _check_nodes(config, ranks, executor, run_dir, timeout)
     config_json = config_to_json(config)
     first: dict[Rank, tuple[Any, ...]] = {(rank.role, rank.rank): ("load_modules",) for rank in ranks}
     first[Role.CONSUMER, 0] = ("prepare", config_json)
@@ -55,7 +58,9 @@ def start_stages(
         Role.READER: plan.readers,
     }
     open_store = {
-        (role, 0): ("open_store", sides[role], timeout) for role in (Role.PRODUCER, Role.CONSUMER) if sides[role] > 1
+        (side.role, 0): ("open_store", len(side.ranks), timeout, len({rank.node for rank in side.ranks}) > 1)
+        for side in (plan.producers, plan.consumers)
+        if len(side.ranks) > 1
     }
     stores = _ask(executor, open_store, timeout)
     specs = {
@@ -73,6 +78,18 @@ def start_stages(
         trained = [key for key in specs if key[0] is not Role.READER]
         _ask(executor, {key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained}, timeout)
     return reports, text
+
+
+def _check_nodes(config: Config, ranks: list[RankPlan], executor: Executor, run_dir: Path, timeout: float) -> None:
+    """What every node needs is there and the same (exit 4)."""
+    first = {rank.node: rank for rank in reversed(ranks) if rank.node}
+    paths = [config.model.path / "config.json", config.data.train, config.data.eval, run_dir / "decisions.jsonl"]
+    wanted = [str(path) for path in paths if path is not None]
+    answers = _ask(executor, {(rank.role, rank.rank): ("look", wanted) for rank in first.values()}, timeout)
+    here = look(wanted)
+    for number, rank in sorted(first.items()):
+        address, seen = answers[rank.role, rank.rank]
+        check_seen(number, address, seen, here)
 
 
 def _ask(executor: Executor, calls: dict[Rank, tuple[Any, ...]], timeout: float) -> dict[Rank, Any]:

@@ -1,0 +1,69 @@
+"""Divides `pool.bytes` of each node among the processes on it that own a segment (pure, contract C10).
+
+| who | owns a segment for | bytes |
+|---|---|---|
+| producer | its features, and the gradients that come back over them | the rest of its node, in equal parts |
+| consumer that reaches every producer by shared memory | nothing: it reads in place | 0 |
+| any other consumer | copies of what it reads elsewhere | what `PACKS_HELD` packs can take, at most an equal part |
+
+Invariants: the segments of a node sum to at most `pool.bytes`; each is a whole number of pages.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from flowtrain.allocator.place import Homes
+from flowtrain.allocator.room import BLOCK_HEADER_BYTES, PACKS_HELD, PAGE_BYTES, largest_block_bytes, to_pages
+from flowtrain.config.schema import Config
+from flowtrain.errors import PlanError
+from flowtrain.shapes import ALIGNMENT, ModelShape, payload_bytes
+from flowtrain.types import Role
+
+COPYING = frozenset({"nixl", "ray"})
+"""Transports that bring a copy to the reader, also where shared memory would reach."""
+
+MAX_OWNERS_PER_NODE = 64
+"""Segments of one node that an address can tell apart; a test holds it together with `flowtrain.pool.address`."""
+
+
+def divide(config: Config, shape: ModelShape, homes: Homes) -> dict[Role, tuple[int, ...]]:
+    """Bytes of every rank's own segment.
+
+    Raises:
+        PlanError: the transport that the config asks for does not reach from node to node, or too many owners.
+    """
+    producers, consumers = homes[Role.PRODUCER], homes[Role.CONSUMER]
+    transport = config.pool.transport
+    if transport == "shm" and len({*producers, *consumers}) > 1:
+        raise PlanError(
+            f"pool.transport is shm and the plan has processes on nodes {sorted({*producers, *consumers})}: shared "
+            f"memory ends at the node; use auto, nixl or ray"
+        )
+    several = config.placement != "colocated"
+    copies = [several and (transport in COPYING or set(producers) != {node}) for node in consumers]
+    owners = Counter(producers) + Counter(node for node, copying in zip(consumers, copies, strict=True) if copying)
+    for node, num in owners.items():
+        if num > MAX_OWNERS_PER_NODE:
+            raise PlanError(
+                f"node {node} has {num} pool segments and an address tells {MAX_OWNERS_PER_NODE} of a node apart: "
+                f"spread the producers and consumers over more nodes"
+            )
+    most = receive_bytes(config, shape)
+    shares = {node: config.pool.bytes // num // PAGE_BYTES * PAGE_BYTES for node, num in owners.items()}
+    received = [min(shares[node], most) if copying else 0 for node, copying in zip(consumers, copies, strict=True)]
+    taken: Counter[int] = Counter()
+    for node, num_bytes in zip(consumers, received, strict=True):
+        taken[node] += num_bytes
+    sharing = Counter(producers)
+    sent = [(config.pool.bytes - taken[node]) // sharing[node] // PAGE_BYTES * PAGE_BYTES for node in producers]
+    return {Role.PRODUCER: tuple(sent), Role.CONSUMER: tuple(received)}
+
+
+def receive_bytes(config: Config, shape: ModelShape) -> int:
+    """The most that `PACKS_HELD` packs of features can take, block headers included, plus one largest block."""
+    features, tokens = shape.features(config.cut), config.packing.max_tokens
+    patches = tokens * shape.projector.patches_per_token
+    payload = payload_bytes(features, config.model.dtype, tokens, patches)
+    overhead = tokens * (BLOCK_HEADER_BYTES + ALIGNMENT * (len(features) + 1))  # a pack of samples of one token each
+    return to_pages(PACKS_HELD * (payload + overhead) + largest_block_bytes(config, shape))
