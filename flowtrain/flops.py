@@ -2,11 +2,15 @@
 
 A product of (m, k) and (k, n) is 2mkn. Forward, for ℓ tokens of a sample and p patches of an image:
 
-    encoder     2 · embed · p  +  layers · (2 · weights · p  +  4 · hidden · p · span)    span: image, or window
+    encoder     2 · (embed · p  +  layer weights · rows)  +  4 · attention width · pairs        for each encoder
     projector   2 · weights · p / patches_per_token
-    backbone    layers · (2 · weights · ℓ  +  2 · heads · head_dim · ℓ²)  +  2 · hidden · vocab · head_tokens
+    backbone    (2 · weights that a token meets  +  state) · ℓ  +  4 · attention width · pairs
+    head        2 · hidden · vocab · head_tokens
 
-ℓ² is halved by the causal mask: 4 · ℓ² / 2. The head counts where it is computed: at trained tokens.
+`rows` are patches and class tokens. `pairs` attend to each other, summed over layers: p² within an image or tile,
+p · window in windowed layers; ℓ² / 2 under the causal mask, w · ℓ - w² / 2 in layers with a window of w < ℓ tokens, none
+in recurrent layers (`state` instead). A token meets the router, `top_k` experts and the shared ones. The head counts
+where it is computed: at trained tokens.
 
 | part | forward | gradient of activations | gradient of weights |
 |---|---|---|---|
@@ -20,7 +24,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from flowtrain.shapes import ModelShape
+from flowtrain.shapes import EncoderShape, ModelShape, ProjectorShape, TextShape
 from flowtrain.types import Module, SampleMeta
 
 
@@ -36,40 +40,52 @@ class StepFlops(NamedTuple):
         return self.encoder + self.projector + self.backbone
 
 
-def encoder_flops(shape: ModelShape, image_patches: Sequence[int]) -> float:
-    """Forward FLOPs of the encoder; one entry per image."""
-    linear, attention = encoder_terms(shape)
-    vision = shape.vision
-    windowed_layers = vision.layers - vision.full_layers
-    flops = 0.0
-    for patches in image_patches:
-        window = min(patches, vision.window_patches or patches)
-        flops += linear * patches + attention * (vision.full_layers * patches + windowed_layers * window) * patches
-    return flops
+def encoder_flops(encoder: EncoderShape, image_patches: Sequence[int]) -> float:
+    """Forward FLOPs of one encoder; one entry per image, or clip."""
+    embed, layers, attention = 2.0 * encoder.embed_weights, 2.0 * encoder.token_weights, 4.0 * encoder.attention_width
+    return sum(
+        embed * patches + layers * encoder.rows(patches) + attention * encoder.attended_pairs(patches)
+        for patches in image_patches
+    )
 
 
-def encoder_terms(shape: ModelShape) -> tuple[float, float]:
+def encoder_terms(encoder: EncoderShape) -> tuple[float, float]:
     """Forward FLOPs of one patch without attention, and of one pair of patches in one layer's attention."""
-    vision = shape.vision
-    return float(2 * (vision.embed_weights + vision.layers * vision.layer_weights)), float(4 * vision.hidden)
+    classes = encoder.class_tokens / encoder.tile_patches if encoder.tile_patches else 0.0
+    linear = 2.0 * (encoder.embed_weights + (1.0 + classes) * encoder.token_weights)
+    return linear, 4.0 * encoder.attention_width
 
 
-def projector_flops(shape: ModelShape, patches: int) -> float:
-    """Forward FLOPs of the projector."""
-    return 2.0 * shape.projector.weights * patches / shape.projector.patches_per_token
+def projector_flops(projector: ProjectorShape, patches: int) -> float:
+    """Forward FLOPs of a projector."""
+    return 2.0 * projector.weights * patches / projector.patches_per_token
 
 
-def backbone_flops(shape: ModelShape, lengths: Sequence[int], head_tokens: int | None = None) -> float:
+class BackboneFlops(NamedTuple):
+    """Forward FLOPs of the backbone: what goes with the tokens, with pairs of them, with trained tokens."""
+
+    linear: float
+    attention: float
+    head: float
+
+    @property
+    def total(self) -> float:
+        return self.linear + self.attention + self.head
+
+
+def backbone_flops(text: TextShape, lengths: Sequence[int], head_tokens: int | None = None) -> BackboneFlops:
     """Forward FLOPs of the backbone; one length per sample. `head_tokens`: where the head runs (None: everywhere)."""
-    linear, attention, head = _backbone_terms(shape, lengths, sum(lengths) if head_tokens is None else head_tokens)
-    return linear + attention + head
+    tokens = sum(lengths)
+    linear = (2.0 * text.token_weights + text.state_flops) * tokens
+    attention = 4.0 * text.attention_width * sum(text.attended_pairs(length) for length in lengths)
+    return BackboneFlops(linear, attention, 2.0 * text.head_weights * (tokens if head_tokens is None else head_tokens))
 
 
-def _backbone_terms(shape: ModelShape, lengths: Sequence[int], head_tokens: int) -> tuple[float, float, float]:
-    text = shape.text
-    linear = 2.0 * text.layers * text.layer_weights * sum(lengths)
-    attention = 2.0 * text.layers * text.heads * text.head_dim * sum(length * length for length in lengths)
-    return linear, attention, 2.0 * text.head_weights * head_tokens
+def palm_flops(text: TextShape, length: int) -> float:
+    """Training FLOPs of one token by the PaLM paper's formula (arXiv 2204.02311, appendix B), 6N + 12·L·H·Q·T: every
+    token predicts, the full square attends. For comparison with figures that use it; no metric of ours does."""
+    weights = text.token_weights + text.head_weights
+    return 6.0 * weights + 12.0 * text.attention_layers * text.attention_width * length
 
 
 def step_flops(shape: ModelShape, samples: Iterable[SampleMeta], frozen: frozenset[Module]) -> StepFlops:
@@ -81,11 +97,12 @@ def step_flops(shape: ModelShape, samples: Iterable[SampleMeta], frozen: frozens
     encoder = projector = backbone = 0.0
     encoder_trains = Module.ENCODER not in frozen
     vision_trains = encoder_trains or Module.PROJECTOR not in frozen
+    encoder_passes = 3 if encoder_trains else 1
+    projector_passes = 3 if Module.PROJECTOR not in frozen else 2 if encoder_trains else 1
     for sample in samples:
-        encoder += (3 if encoder_trains else 1) * encoder_flops(shape, [image.patches for image in sample.images])
-        passes = 3 if Module.PROJECTOR not in frozen else 2 if encoder_trains else 1
-        projector += passes * projector_flops(shape, sample.patches)
-        linear, attention, head = _backbone_terms(shape, [sample.tokens], sample.trained_tokens)
+        encoder += encoder_passes * encoder_flops(shape.vision, [image.patches for image in sample.images])
+        projector += projector_passes * projector_flops(shape.projector, sample.patches)
+        linear, attention, head = backbone_flops(shape.text, [sample.tokens], sample.trained_tokens)
         if Module.BACKBONE not in frozen:
             backbone += 3 * (linear + attention + head)
         elif vision_trains and sample.images:

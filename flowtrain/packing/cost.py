@@ -119,12 +119,12 @@ class CostModel:
         flows = encoder_trains or projector_trains
         linear_passes, pair_passes = (3, 3) if Module.BACKBONE not in frozen else (2, 3) if flows else (1, 1)
         text, vision = shape.text, shape.vision
-        linear, pair = encoder_terms(shape)
+        linear, pair = encoder_terms(vision)
         projector = projector_passes * 2.0 * shape.projector.weights / shape.projector.patches_per_token
         after = cut is Cut.AFTER_PROJECTOR
         return cls.from_coefficients(
-            token=linear_passes * 2.0 * text.layers * text.layer_weights,
-            token_pair=pair_passes * 2.0 * text.layers * text.heads * text.head_dim / attention_efficiency,
+            token=linear_passes * (2.0 * text.token_weights + text.state_flops),
+            token_pair=pair_passes * 2.0 * text.attention_layers * text.attention_width / attention_efficiency,
             trained_token=linear_passes * 2.0 * text.head_weights,
             projected_patch=0.0 if after else projector,
             patch=encoder_passes * linear + (projector if after else 0.0),

@@ -87,7 +87,8 @@ def test_other_families_by_shared_names(tmp_path: Path) -> None:
     assert shape.features(Cut.AFTER_PROJECTOR) == (FeatureSpec("token", 64),)
     assert shape.features(Cut.BEFORE_PROJECTOR) == (FeatureSpec("patch", 32),)
     assert (shape.text.kv_heads, shape.text.head_dim, shape.image_token_id) == (4, 16, 9)
-    assert (shape.projector.patches_per_token, shape.vision.num_positions) == (1, 16)
+    assert (shape.projector.patches_per_token, shape.vision.outer_vectors) == (1, 32 + 16 * 32)
+    assert shape.generic
 
 
 def test_windows_of_qwen2_5_vl(tmp_path: Path) -> None:

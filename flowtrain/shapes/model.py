@@ -1,0 +1,67 @@
+"""A whole vision-language model: its backbone, its encoders, and what crosses the cut between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from flowtrain.errors import ConfigError
+from flowtrain.shapes.encoder import EncoderShape, ProjectorShape
+from flowtrain.shapes.text import TextShape
+from flowtrain.types import Cut, FeatureSpec, Module
+
+QWEN3_VL = "qwen3_vl"
+
+CUT_FAMILIES = frozenset({QWEN3_VL})
+"""`model_type` of the families that can be cut in two, so that others are refused without loading torch."""
+
+
+@dataclass(frozen=True, slots=True)
+class ModelShape:
+    """A whole model. `family` is the `model_type` of its config; the first encoder is a vision encoder.
+
+    Attributes:
+        generic: the family is read by the names that configs share: parameters and FLOPs are estimates.
+    """
+
+    family: str
+    text: TextShape
+    encoders: tuple[EncoderShape, ...]
+    image_token_id: int
+    generic: bool = False
+
+    def __post_init__(self) -> None:
+        assert self.encoders, self
+        assert self.encoders[0].modality == "vision", self
+
+    @property
+    def vision(self) -> EncoderShape:
+        """The first vision encoder."""
+        return self.encoders[0]
+
+    @property
+    def projector(self) -> ProjectorShape:
+        """That of the first vision encoder."""
+        return self.encoders[0].projector
+
+    def features(self, cut: Cut) -> tuple[FeatureSpec, ...]:
+        """The tensors of one sample that cross the cut, in order; Qwen3-VL: last level, then each deep-stack one."""
+        after = cut is Cut.AFTER_PROJECTOR
+        spec = FeatureSpec("token", self.projector.width_out) if after else FeatureSpec("patch", self.vision.hidden)
+        return (spec,) * self.projector.num_mergers
+
+    def parameters(self, module: Module) -> int:
+        """Number of parameters of a module, tied ones once; several encoders together."""
+        if module is Module.BACKBONE:
+            return self.text.parameters
+        if module is Module.ENCODER:
+            return sum(encoder.parameters for encoder in self.encoders)
+        return sum(encoder.projector.parameters for encoder in self.encoders)
+
+
+def check_family(family: str) -> None:
+    """ConfigError, naming the family, unless its models can be cut in two."""
+    if family not in CUT_FAMILIES:
+        raise ConfigError(
+            f"model.path: models of the family {family!r} cannot be cut in two yet; "
+            f"supported: {', '.join(sorted(CUT_FAMILIES))}"
+        )
