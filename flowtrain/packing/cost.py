@@ -1,11 +1,11 @@
 """Predicted time of samples on both sides, in whole numbers: linear in tokens and patches, quadratic within a sample.
 
-    pack_cost    pack + Σ samples  sample + token · ℓ + token_pair · ℓ² + trained_token · t + projected_patch · p
+    pack_cost    pack + Σ samples  token · ℓ + token_pair · ℓ² + trained_token · t + projected_patch · p
     encode_cost         Σ images   patch · p  +  patch_pair · pairs(p)
 
 ℓ tokens, t trained tokens, p patches; pairs(p) = p · (full layers · p + windowed layers · min(p, window)). Two packs of
-equal length differ by Σℓ²: one long sample costs more than many short ones. `sample` is what one sample costs whatever
-its length, `pack` what a pack with samples costs beside them, `unit` one encoder call (`unit_cost`).
+equal length differ by Σℓ²: one long sample costs more than many short ones. `pack` is what a pack with samples costs
+beside them, `unit` what an encoder call does (`unit_cost`).
 
 Whole numbers make every comparison and sum exact, so that all who compose agree bit for bit (contract C1):
 
@@ -42,7 +42,6 @@ class CostModel:
         projected_patch: of one patch where the projector runs on the backbone's side.
         patch: of one patch on the encoder.
         patch_pair: of one pair of patches that attend to each other in one layer.
-        sample: of a sample, whatever its length.
         pack: of a pack that has samples, whatever they are.
         unit: of an encoder call, whatever it encodes.
         full_layers: encoder layers whose attention spans an image; `windowed_layers`: a window of `window_patches`.
@@ -55,7 +54,6 @@ class CostModel:
     projected_patch: int
     patch: int
     patch_pair: int
-    sample: int
     pack: int
     unit: int
     full_layers: int
@@ -72,7 +70,6 @@ class CostModel:
         projected_patch: float = 0.0,
         patch: float = 0.0,
         patch_pair: float = 0.0,
-        sample: float = 0.0,
         pack: float = 0.0,
         unit: float = 0.0,
         full_layers: int = 1,
@@ -83,7 +80,7 @@ class CostModel:
 
         CostModel.from_coefficients(token=1.0, token_pair=2.05e-5)      # in tokens: a 7B model's attention share
         """
-        real = (token, token_pair, trained_token, projected_patch, patch, patch_pair, sample, pack, unit)
+        real = (token, token_pair, trained_token, projected_patch, patch, patch_pair, pack, unit)
         assert all(math.isfinite(value) and value >= 0 for value in real), f"coefficients {real}"
         assert max(real) > 0, "a model that finds everything free can balance nothing"
         exponent = COEFFICIENT_BITS - math.frexp(token or max(real))[1]
@@ -94,7 +91,6 @@ class CostModel:
             projected_patch=_scaled(projected_patch, exponent),
             patch=_scaled(patch, exponent),
             patch_pair=_scaled(patch_pair, exponent),
-            sample=_scaled(sample, exponent),
             pack=_scaled(pack, exponent),
             unit=_scaled(unit, exponent),
             full_layers=full_layers,
@@ -158,8 +154,7 @@ class CostModel:
         """Backbone side, one sample."""
         length = sample.tokens
         return (
-            self.sample
-            + self.token * length
+            self.token * length
             + self.token_pair * length * length
             + self.trained_token * sample.trained_tokens
             + self.projected_patch * sample.patches
@@ -177,7 +172,7 @@ class CostModel:
 
     def length_cost(self, tokens: int) -> int:
         """Backbone side, one sample of which only the length is known."""
-        return (self.sample + self.token * tokens + self.token_pair * tokens * tokens) >> SHIFT
+        return (self.token * tokens + self.token_pair * tokens * tokens) >> SHIFT
 
     def image_cost(self, image: ImageMeta) -> int:
         """Encoder side, one image."""
@@ -200,6 +195,11 @@ class CostModel:
     def real(self, cost: int) -> float:
         """A cost in the unit in which the coefficients were given."""
         return math.ldexp(cost, SHIFT - self.exponent)
+
+    def coefficients(self) -> dict[str, float]:
+        """The real coefficients, for `from_coefficients`."""
+        names = ("token", "token_pair", "trained_token", "projected_patch", "patch", "patch_pair", "pack", "unit")
+        return {name: math.ldexp(getattr(self, name), -self.exponent) for name in names}
 
     # --- the decision log ---------------------------------------------------------------------------------------------
 
