@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from flowtrain.config.schema import Config
     from flowtrain.plan import Plan
 
+REPLAY_FILE = "replay.jsonl"
+
 PATIENCE_SECONDS = 60.0
 """Beyond `run.stop_deadline_seconds`, which the driver keeps itself: then it is stuck."""
 
@@ -42,6 +44,10 @@ def launch(
         str | None,
         typer.Option(metavar="RUN_DIR|latest", help="Go on from the last complete checkpoint of a run."),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Repeat a run by its decisions.jsonl: same config, data and seed."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan only.")] = False,
     json_file: JsonFile = None,
     debug: Debug = False,
@@ -53,13 +59,20 @@ def launch(
     if dry_run:
         _show(config, json_file)
         return
-    raise typer.Exit(train(config, resume, json_file=json_file))
+    raise typer.Exit(train(config, resume, json_file=json_file, replay=replay))
 
 
-def train(config: Config, resume: str | None = None, verify: bool = False, json_file: Path | None = None) -> int:
+def train(
+    config: Config,
+    resume: str | None = None,
+    verify: bool = False,
+    json_file: Path | None = None,
+    replay: Path | None = None,
+) -> int:
     """Run one training in processes of its own and print its last line; returns the exit code.
 
     `resume`: a run's folder, one of its checkpoints, or `latest`. `verify`: dump gradients and parameters each step.
+    `replay`: a decision log to repeat; it may be the one of the run that this one moves aside.
     """
     import shutil
 
@@ -67,9 +80,11 @@ def train(config: Config, resume: str | None = None, verify: bool = False, json_
     from flowtrain.cli.rundir import open_run_dir, writing
     from flowtrain.cli.supervise import supervise
     from flowtrain.telemetry.fatal import clear_error
+    from flowtrain.telemetry.files import write_atomic
 
     found = find_checkpoint(config.run.dir, resume) if resume is not None else None
     plan = _plan(config)
+    log = _read_log(replay) if replay is not None else None
     if found is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": found.run_dir})})
     inputs = [read for read in (config.model.path, config.data.train, config.data.eval) if read is not None]
@@ -85,9 +100,12 @@ def train(config: Config, resume: str | None = None, verify: bool = False, json_
             clear_error(run_dir.path)
             shutil.rmtree(run_dir.path / "spans", ignore_errors=True)
             _write_files(config, plan, run_dir.path)
+            if log is not None:
+                write_atomic(run_dir.path / REPLAY_FILE, log)
         argv = [sys.executable, "-m", "flowtrain.runtime.driver", "--config", str(run_dir.path / "config.yaml")]
         argv += ["--resume", str(found.checkpoint)] if found else []
         argv += ["--verify"] if verify else []
+        argv += ["--replay", str(run_dir.path / REPLAY_FILE)] if log is not None else []
         patience = config.run.stop_deadline_seconds + PATIENCE_SECONDS
         ended = supervise(argv, uuid.uuid4().hex, os.environ, patience, pass_fds=[run_dir.lock])
         outcome = outcome_of(ended, run_dir.path)
@@ -101,6 +119,14 @@ def train(config: Config, resume: str | None = None, verify: bool = False, json_
     if outcome.line:
         print(outcome.line, file=sys.stderr, flush=True)
     return outcome.exit_code
+
+
+def _read_log(path: Path) -> str:
+    """Kept in the run's folder: the log's own may be moved aside, or cut by a resume."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--replay {path} cannot be read: {error}; give the decisions.jsonl of a run") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,9 +46,10 @@ LEAST_NOISE = 0.01
 """Relative noise of a call's time that is assumed at least: times are never exact."""
 
 WORST_ERROR = 0.25
-WORST_R2 = 0.5
+WORST_R2 = 0.2
 SPREAD = 0.15
-"""Relative spread of times from which a line must explain `WORST_R2` of it; equal packs leave nothing to explain."""
+"""Relative spread of the calls, as the FLOPs model sees them, from which a line must explain `WORST_R2` of the times:
+equal packs leave nothing to explain, and the noise of single calls averages out over many."""
 
 _ROUNDS = 8
 
@@ -64,7 +65,8 @@ class Line:
         scaled: the FLOPs model's coefficients times the one factor that suits the data best.
         num_calls: calls used.
         error: mean relative error of the line; `scaled_error`: of the scaled FLOPs model.
-        r2: share of the variance of the times that the line explains; `spread`: their relative deviation.
+        r2: share of the variance of the times that the line explains.
+        spread: relative deviation of the times that the scaled model predicts.
     """
 
     coefficients: tuple[float, ...]
@@ -123,17 +125,16 @@ class LineFit:
             noise = max(1.4826 * float(np.median(np.abs(residuals))), LEAST_NOISE)
             weights = age * _resistance(residuals / noise, tukey=number >= _ROUNDS // 2)
         fitted = x @ found
-        mean = float(np.average(y, weights=weights))
-        spread = math.sqrt(float(np.average((y - mean) ** 2, weights=weights)))
         left = float(np.average((y - fitted) ** 2, weights=weights))
+        whole = _deviation(y, weights) ** 2
         return Line(
             coefficients=self._all(found),
             scaled=self._all(scaled),
             num_calls=len(y),
             error=float(np.average(abs(fitted - y) / y, weights=weights)),
             scaled_error=float(np.average(abs(factor * guess - y) / y, weights=weights)),
-            r2=1.0 - left / spread**2 if spread > 0 else 1.0,
-            spread=spread / mean,
+            r2=1.0 - left / whole if whole > 0 else 1.0,
+            spread=_deviation(guess, weights) / float(np.average(guess, weights=weights)),
         )
 
     def _all(self, active: Floats) -> tuple[float, ...]:
@@ -169,6 +170,11 @@ def _resistance(deviations: Floats, tukey: bool) -> Floats:
     if tukey:
         return np.where(far < 4.685, (1 - np.minimum(far / 4.685, 1) ** 2) ** 2, 0.0)
     return 1.345 / np.maximum(far, 1.345)
+
+
+def _deviation(values: Floats, weights: Floats) -> float:
+    mean = np.average(values, weights=weights)
+    return math.sqrt(float(np.average((values - mean) ** 2, weights=weights)))
 
 
 def _weighted_median(values: Floats, weights: Floats) -> float:

@@ -30,6 +30,7 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import DataError, FlowTrainError, LostProcessError
 from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, ReduceOrder
 from flowtrain.runtime.checkpoints import CheckpointWriter
+from flowtrain.runtime.decisions import Costs
 from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.flow import Flow, StepKey
@@ -83,6 +84,7 @@ class Controller:
         executor: Executor,
         flow: Flow,
         feed: RowFeed,
+        costs: Costs,
         eval_rows: EvalRows | None,
         compose_eval: Callable[[int], Step],
         ledger: Ledger,
@@ -97,6 +99,7 @@ class Controller:
         self.executor = executor
         self.flow = flow
         self.feed = feed
+        self.costs = costs
         self.eval_rows = eval_rows
         self.compose_eval = compose_eval
         self.ledger = ledger
@@ -195,14 +198,18 @@ class Controller:
                 rows.add(value, answer.payload)
             case "encode":
                 self.flow.encoded(value)
+                self.costs.encoded(self._ends[value.unit.phase, value.unit.step].step, value)
                 directory = self.flow.directory
                 self.ledger.encoded(value, directory.used_bytes() / directory.capacity())
             case "train":
                 num_bytes = self.flow.trained(value)
-                self._ends[value.phase, value.step].trained(value)
+                key = (value.phase, value.step)
+                self._ends[key].trained(value)
+                self.costs.trained(self._ends[key].step, value, self.flow.bad_rows(key))
                 self.ledger.trained(value, num_bytes)
             case "backward":
                 self.flow.returned(value)
+                self.costs.returned(self._ends[Phase.TRAIN, value.units[0].step].step, value)
                 self.ledger.returned(value)
             case "reduce":
                 self._ends[Phase.TRAIN, value.step].reduced(answer.role, answer.rank, value)
@@ -226,7 +233,7 @@ class Controller:
                 self._eval_composed, self._eval_due = self._eval_due, None
                 continue
             over = self._composed >= self.schedule.total_steps
-            step = None if over else self.feed.next_step()
+            step = None if over else self._next_step()
             if step is not None:
                 self._composed = step.index
                 self._add(step)
@@ -241,6 +248,17 @@ class Controller:
                 if self._composed == 0:
                     raise DataError(f"no row of {self.config.data.train} can be trained: run `flowtrain data check`")
 
+    def _next_step(self) -> Step | None:
+        """The next step of training, composed by the cost model that holds for it."""
+        index = self._composed + 1
+        self.feed.composer.cost = self.costs.of(index).cost
+        step = self.feed.next_step()
+        if step is not None:
+            self.costs.composed(step)
+            if (choice := self.costs.to_log(index)) is not None:
+                self.ledger.cost_changed(index, choice, self.costs.fitted)
+        return step
+
     def _may_compose(self) -> bool:
         ahead = self._composed - self.flow.version
         idle = not self.flow.trainable_encoder and not self.flow.units_waiting
@@ -251,7 +269,8 @@ class Controller:
         planted = self.config.debug.faults
         offset = ("denominator_plus_one" in planted) - ("denominator_minus_one" in planted)
         self._ends[key] = StepEnd(step, self.reduced_ranks, self.config.train.clip_norm, offset)
-        self.ledger.composed(step, self.feed.skipped_before(step) if step.phase is Phase.TRAIN else ())
+        if step.phase is Phase.TRAIN:
+            self.ledger.composed(step, self.feed.skipped_before(step), self.costs.of(step.index))
         self.flow.add(step)
 
     # --- ends of steps ------------------------------------------------------------------------------------------------
@@ -273,6 +292,7 @@ class Controller:
             self.ledger.record(index, max(report.max_memory_bytes for report in end.updates.values()))
             del self._updating[index]
             self._note_recorded(index)
+            self.costs.recorded(index)
         for folder in self.checkpoints.complete():
             self.ledger.saved(folder)
 
@@ -329,6 +349,7 @@ class Controller:
             "totals": self.ledger.totals_state(),
             "total_steps": self.schedule.total_steps,
             "data": dict(self.data_order),
+            "costs": self.costs.state(index),
         }
         self.checkpoints.recorded(index, state)
 

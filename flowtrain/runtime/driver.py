@@ -32,6 +32,7 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="flowtrain.runtime.driver")
     parser.add_argument("--config", type=Path, required=True, help="resolved config; its folder is the run's folder")
     parser.add_argument("--resume", type=Path, help="checkpoint folder step-N to continue from")
+    parser.add_argument("--replay", type=Path, help="decision log of a run to repeat")
     parser.add_argument("--verify", action="store_true", help="write gradients and parameters of every step")
     arguments = parser.parse_args(argv)
     run_dir = arguments.config.resolve().parent
@@ -45,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         stop.deadline_seconds = config.run.stop_deadline_seconds
         if config.cluster.address is None:
             os.environ.setdefault(LOOPBACK_ONLY, "0")
-        execute(config, run_dir, arguments.resume, stop, dump=arguments.verify)
+        execute(config, run_dir, arguments.resume, stop, dump=arguments.verify, replay=arguments.replay)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

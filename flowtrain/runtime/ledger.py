@@ -9,16 +9,21 @@ Everything is added when it happens and written when the step's record is due, i
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean, median
 from typing import Any
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import EXIT_DONE
 from flowtrain.flops import step_flops
 from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned
+from flowtrain.packing.cost import CostModel
+from flowtrain.packing.fit import Fitted
 from flowtrain.plan import Plan
+from flowtrain.runtime.decisions import Choice, unit_of
 from flowtrain.runtime.stages import StageReport
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import ModelShape
@@ -35,12 +40,17 @@ NAMED_IDS = 3
 """Skipped rows named for each reason at the end of a run; summary.json names more."""
 
 
+PACE_PACKS = 64
+"""Packs from which the pace of the next ones is taken."""
+
+
 @dataclass(slots=True)
 class StepBook:
     """What is known of one step so far; mappings are by rank."""
 
     step: Step
     skipped: tuple[SkippedRow, ...]
+    choice: Choice
     result: StepResult | None = None
     lr: Mapping[Module, float] = field(default_factory=dict)
     bad: Mapping[int, SkippedRow] = field(default_factory=dict)
@@ -50,6 +60,8 @@ class StepBook:
     starvation: dict[int, float] = field(default_factory=dict)
     producer_seconds: dict[int, float] = field(default_factory=dict)
     consumer_seconds: dict[int, float] = field(default_factory=dict)
+    encode_costs: dict[int, int] = field(default_factory=dict)
+    pack_seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
     occupancy: float = 0.0
@@ -76,6 +88,8 @@ class Ledger:
         self.fleet: Fleet | None = None
         self._rest: tuple[SkippedRow, ...] = ()
         self._books: dict[int, StepBook] = {}
+        self._total = total
+        self._pace = Pace()
         self._before_seconds = self.totals.wall_seconds
         self._started = self._step_start = time.monotonic()
 
@@ -106,9 +120,14 @@ class Ledger:
             self.line(startup_tables(rows, self.plan, sample_text))
         self._step_start = time.monotonic()
 
-    def composed(self, step: Step, skipped: Iterable[SkippedRow]) -> None:
-        if step.phase is Phase.TRAIN:
-            self._books[step.index] = StepBook(step, tuple(skipped))
+    def composed(self, step: Step, skipped: Iterable[SkippedRow], choice: Choice) -> None:
+        """A step of training was composed by the cost model of `choice`."""
+        self._books[step.index] = StepBook(step, tuple(skipped), choice)
+
+    def cost_changed(self, step: int, choice: Choice, fitted: Fitted | None) -> None:
+        """Another cost model holds from `step` on; `fitted`: the lines behind it."""
+        worth = {} if fitted is None else {"calls": fitted.packs.num_calls, "error": fitted.packs.error}
+        self.files.decision(step, "cost", **choice.to_dict(), **worth)
 
     def ended(self, skipped: Iterable[SkippedRow]) -> None:
         """There will be no more steps; `skipped`: rows behind the last one."""
@@ -127,6 +146,8 @@ class Ledger:
             return
         _add(book.stall, answer.producer, answer.waited)
         _add(book.producer_seconds, answer.producer, answer.seconds)
+        unit = unit_of(book.step, answer.unit)
+        _add(book.encode_costs, answer.producer, book.choice.cost.unit_cost(unit.samples))
         book.bytes_in += sum(ref.bytes for ref in answer.refs)
         book.occupancy = max(book.occupancy, occupancy)
 
@@ -137,6 +158,7 @@ class Ledger:
             return
         _add(book.starvation, answer.rank, answer.waited)
         _add(book.consumer_seconds, answer.rank, answer.seconds)
+        book.pack_seconds[answer.slot, answer.rank] = answer.seconds
         book.bytes_out += num_bytes
 
     def returned(self, answer: UnitsReturned) -> None:
@@ -218,6 +240,11 @@ class Ledger:
         if error is None and self.config.telemetry.progress != "off":
             done, took = self.totals, format_seconds(self.totals.wall_seconds)
             self.line(f"done: {done.steps} steps, {done.rows_trained} rows trained, {took} in all; see summary.json")
+        if error is None and self.totals.steps < self._total:
+            self.line(
+                f"the run ended after {self.totals.steps} of {self._total} steps: epochs count rows, and "
+                f"{self.totals.rows_skipped} of {self.totals.rows_read} were skipped"
+            )
         if error is None and self.totals.rows_skipped:
             self.line(f"warning: {skipped_text(self.totals)}; `flowtrain data check` tells what to change")
         self.files.summary(self.totals.summary(EXIT_DONE if error is None else exit_code_of(error)))
@@ -229,6 +256,9 @@ class Ledger:
         costs: dict[int, float] = {}
         for pack in step.packs:
             _add(costs, pack.rank, pack.cost)
+        whole = [pack for pack in step.packs if pack.cost and not any(s.position in book.bad for s in pack.samples)]
+        times = [(pack.cost, book.pack_seconds[pack.slot, pack.rank]) for pack in whole]
+        producers = range(len(self.plan.producers.ranks))
         return StepMetrics(
             step=step.index,
             epoch=step.epoch,
@@ -245,9 +275,11 @@ class Ledger:
             capacity_tokens=len(step.packs) * self.config.packing.max_tokens,
             starvation=book.starvation,
             stall=book.stall,
-            producer_seconds=book.producer_seconds,
+            producer_seconds={rank: book.producer_seconds.get(rank, 0.0) for rank in producers},
             consumer_seconds=book.consumer_seconds,
             predicted_costs=costs,
+            encode_costs={rank: book.encode_costs.get(rank, 0) for rank in producers},
+            cost_error=self._pace.error(book.choice, times),
             pool_bytes_in=book.bytes_in,
             pool_bytes_out=book.bytes_out,
             pool_occupancy=book.occupancy,
@@ -260,8 +292,27 @@ class Ledger:
         )
 
 
-def _add(sums: dict[int, float], rank: int, value: float) -> None:
-    sums[rank] = sums.get(rank, 0.0) + value
+class Pace:
+    """Seconds for one unit of predicted cost: a fitted model's own, else the middle one of what earlier packs took."""
+
+    def __init__(self) -> None:
+        self._ratios: deque[float] = deque(maxlen=PACE_PACKS)
+        self._of: CostModel | None = None
+
+    def error(self, choice: Choice, times: Sequence[tuple[int, float]]) -> float | None:
+        """Mean relative error of the predicted times of a step's (cost, seconds); None while there is no pace yet."""
+        if choice.cost != self._of:
+            self._ratios.clear()
+            self._of = choice.cost
+        pace = choice.cost.real(1) if choice.source == "fitted" else median(self._ratios) if self._ratios else None
+        self._ratios.extend(seconds / cost for cost, seconds in times if seconds > 0)
+        if pace is None or not times:
+            return None
+        return fmean(abs(pace * cost / seconds - 1) for cost, seconds in times)
+
+
+def _add(sums: dict[int, Any], rank: int, value: float) -> None:
+    sums[rank] = sums.get(rank, 0) + value
 
 
 def skipped_text(totals: Totals) -> str:

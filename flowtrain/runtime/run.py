@@ -26,6 +26,7 @@ from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.checkpoints import CheckpointWriter, newest_complete, read_state
 from flowtrain.runtime.controller import Controller, Schedule
+from flowtrain.runtime.decisions import Costs, ReplayLog
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.ledger import Ledger
@@ -59,6 +60,7 @@ class Inputs:
     eval: Source | None
     resume: Path | None
     state: dict[str, Any] | None
+    replay: ReplayLog | None
 
     @property
     def first_step(self) -> int:
@@ -96,22 +98,27 @@ def execute(
     stop: StopRequest,
     dump: bool = False,
     executor: Executor | None = None,
+    replay: Path | None = None,
 ) -> None:
     """Run to the end; raises what ended it.
 
     `resume`: a complete checkpoint folder. `dump`: write gradients and parameters of every step (verify). `executor`:
-    one that the caller has started and will close; it must have a process for each rank of the plan.
+    one that the caller has started and will close; it must have a process for each rank of the plan. `replay`: the
+    decision log of a run to repeat.
     """
     state = read_state(resume) if resume else None
     shape = read_shape(config.model.path)
     inventory = local_inventory()
+    log = ReplayLog.read(replay) if replay else None
     with ExitStack() as stack:
         cluster = _joined(config, stop, stack) if executor is None else None
         plan = make_plan(config, shape, inventory, [node.room for node in cluster.nodes] if cluster else None)
-        inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state)
+        inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state, log)
         schedule = _schedule(inputs)
         total = schedule.total_steps
         _check_resume(inputs, total)
+        if log is not None:
+            log.check(inputs.first_step + 1, total, composition_entry(inputs, composition(inputs)))
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
         ledger = Ledger(config, shape, plan, files, state, total)
         try:
@@ -119,6 +126,10 @@ def execute(
                 ledger.line(note)
             for warning in plan_warnings(config, plan, inventory):
                 ledger.line(f"warning: {warning}")
+            if log is not None and log.plan_differs(inputs.first_step + 1, plan_to_dict(plan)):
+                ledger.line(
+                    "note: processes or threads differ from those of the log: losses may differ in the last bits"
+                )
             ledger.starting()
             _train(
                 inputs, schedule, ledger, files, stop, executor or _executor(config, plan, cluster, stop, stack), dump
@@ -178,17 +189,18 @@ def _train(
 ) -> None:
     config, plan = inputs.config, inputs.plan
     spec = composition(inputs)
-    cost = CostModel.from_shape(inputs.shape, config.frozen, config.cut, config.packing.attention_efficiency)
+    costs = _costs(inputs)
     at = inputs.first_step + 1
     files.decision(at, "plan", plan=plan_to_dict(plan))
     if config.cluster.address is not None:  # only now the nodes of the plan are known
         write_atomic(inputs.run_dir / "plan.yaml", yaml.safe_dump(plan_to_dict(plan), sort_keys=False))
-    files.decision(at, "composition", seed=config.run.seed, fingerprint=inputs.train.fingerprint, **spec.to_dict())
-    files.decision(at, "cost", **cost.to_dict())
+    files.decision(at, "composition", **composition_entry(inputs, spec))
+    if (choice := costs.to_log(at)) is not None:
+        files.decision(at, "cost", **choice.to_dict())
     checkpoint = Checkpoint(inputs.resume, inputs.first_step) if inputs.resume else None
     reports, sample_text = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
     ledger.started(reports, sample_text)
-    controller = _controller(inputs, spec, cost, schedule, executor, ledger, stop, dump)
+    controller = _controller(inputs, spec, costs, schedule, executor, ledger, stop, dump)
     controller.train()
     if not stop.requested and config.checkpoint.export:
         folder = inputs.run_dir / "export"
@@ -219,6 +231,20 @@ def composition(inputs: Inputs) -> CompositionSpec:
     )
 
 
+def composition_entry(inputs: Inputs, spec: CompositionSpec) -> dict[str, Any]:
+    """What the decision log says of composition, beside the cost model."""
+    return {"seed": inputs.config.run.seed, "fingerprint": inputs.train.fingerprint, **spec.to_dict()}
+
+
+def _costs(inputs: Inputs) -> Costs:
+    config = inputs.config
+    base = CostModel.from_shape(inputs.shape, config.frozen, config.cut, config.packing.attention_efficiency)
+    costs = Costs(base, inputs.first_step, fits=config.packing.cost == "fitted", log=inputs.replay)
+    if inputs.state is not None and "costs" in inputs.state:
+        costs.load_state(inputs.state["costs"])
+    return costs
+
+
 def _schedule(inputs: Inputs) -> Schedule:
     train = inputs.config.train
     total = train.max_steps
@@ -233,7 +259,7 @@ def _schedule(inputs: Inputs) -> Schedule:
 def _controller(
     inputs: Inputs,
     spec: CompositionSpec,
-    cost: CostModel,
+    costs: Costs,
     schedule: Schedule,
     executor: Executor,
     ledger: Ledger,
@@ -245,7 +271,9 @@ def _controller(
     cursor, carried = state["cursor"], tuple(state["carried"])
     num_rows = len(inputs.train)
     payloads = Payloads()
-    composer = Composer(spec, cost, cursor=cursor, carried=carried, step=inputs.first_step)
+    composer = Composer(
+        spec, costs.of(inputs.first_step + 1).cost, cursor=cursor, carried=carried, step=inputs.first_step
+    )
     block_rows = min(BLOCK_ROWS, max(spec.step_samples or BLOCK_ROWS, 1))
     stream = SampleStream(num_rows, block_rows, plan.readers, start=cursor, carried=carried, end=spec.horizon)
     feed = RowFeed(stream, composer, payloads, BadShare(config.data.max_bad_share, num_rows))
@@ -266,8 +294,9 @@ def _controller(
         executor,
         flow,
         feed,
+        costs,
         eval_rows,
-        lambda index: compose_eval(spec, cost, eval_rows.samples if eval_rows else (), index),
+        lambda index: compose_eval(spec, composer.cost, eval_rows.samples if eval_rows else (), index),
         ledger,
         CheckpointWriter(inputs.run_dir, config.checkpoint.keep),
         schedule,

@@ -41,6 +41,9 @@ STALL = "flow/stall(s)"
 PACK_FILL = "pack/fill(%)"
 PACK_IMBALANCE = "pack/imbalance"
 PACK_IMBALANCE_MEASURED = "pack/imbalance_measured"
+ENCODE_IMBALANCE = "pack/imbalance_encoder"
+ENCODE_IMBALANCE_MEASURED = "pack/imbalance_encoder_measured"
+COST_ERROR = "pack/cost_error(%)"
 
 
 def imbalance(loads: Mapping[int, float]) -> float | None:
@@ -68,6 +71,8 @@ class StepMetrics:
         producer_seconds: busy seconds of each producer rank.
         consumer_seconds: busy seconds of each consumer rank: the measured load of the packs.
         predicted_costs: predicted cost of each consumer rank's packs, in the cost model's unit.
+        encode_costs: the same of the units that each producer rank encoded.
+        cost_error: mean relative error of the predicted time of a pack, where packs have a pace to predict by.
         pool_bytes_in: bytes that producers put; `pool_bytes_out`: bytes that consumers got.
         pool_occupancy: largest used share of the pool seen, 0 to 1.
         num_packs: packs of all ranks; `capacity_tokens`: what they could hold.
@@ -92,6 +97,8 @@ class StepMetrics:
     producer_seconds: Mapping[int, float] = field(default_factory=dict)
     consumer_seconds: Mapping[int, float] = field(default_factory=dict)
     predicted_costs: Mapping[int, float] = field(default_factory=dict)
+    encode_costs: Mapping[int, float] = field(default_factory=dict)
+    cost_error: float | None = None
     pool_bytes_in: int = 0
     pool_bytes_out: int = 0
     pool_occupancy: float | None = None
@@ -144,6 +151,9 @@ class StepMetrics:
             PACK_FILL: _percent(self.fill),
             PACK_IMBALANCE: imbalance(self.predicted_costs),
             PACK_IMBALANCE_MEASURED: imbalance(self.consumer_seconds),
+            ENCODE_IMBALANCE: imbalance(self.encode_costs),
+            ENCODE_IMBALANCE_MEASURED: imbalance(self.producer_seconds),
+            COST_ERROR: _percent(self.cost_error),
         }
         record |= self._speed()
         if self.eval_loss is not None:

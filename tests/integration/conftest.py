@@ -39,12 +39,20 @@ def actors() -> Iterator[RayExecutor]:
 def train(actors: RayExecutor, tmp_path: Path) -> Train:
     """`train("emoji", "train.max_steps=2", name="a", dump=True)` runs to the end and returns the run's folder."""
 
-    def run(example: str, *overrides: str, name: str = "run", resume: Path | None = None, dump: bool = False) -> Path:
+    def run(
+        example: str,
+        *overrides: str,
+        name: str = "run",
+        resume: Path | None = None,
+        dump: bool = False,
+        replay: Path | None = None,
+    ) -> Path:
         run_dir = tmp_path / name
         run_dir.mkdir(exist_ok=True)
         config = make_config(example, run_dir, *overrides)
         colocated = config.placement == "colocated"
-        execute(config, run_dir, resume, StopRequest(60), dump=dump, executor=None if colocated else actors)
+        executor = None if colocated else actors
+        execute(config, run_dir, resume, StopRequest(60), dump=dump, executor=executor, replay=replay)
         return run_dir
 
     return run

@@ -15,13 +15,15 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import DataError
 from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned
 from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
-from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.decisions import Choice
+from flowtrain.runtime.ledger import Ledger, Pace
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import read_shape
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.types import EmbeddingRef, ImageMeta, Module, Phase, SampleMeta, SkippedRow, Step
 
 COST = CostModel.from_coefficients(token=1.0, patch=1.0)
+MODEL = Choice(COST, "model")
 NUM_ROWS = 12
 SPEC = CompositionSpec(
     num_rows=NUM_ROWS,
@@ -99,7 +101,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_a_step_is_written_with_what_each_side_did(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
     ledger, step = make_ledger(), steps()[0]
-    ledger.composed(step, [SkippedRow(0, 0, "id-skipped", "too-long", "")])
+    ledger.composed(step, [SkippedRow(0, 0, "id-skipped", "too-long", "")], MODEL)
     bad = {step.samples[1].position: SkippedRow(1, 1, step.samples[1].id, "image-undecodable", "")}
     carry_out(ledger, step, bad)
     ledger.record(1, max_memory_bytes=2**30)
@@ -134,7 +136,7 @@ def test_totals_of_a_resumed_run_are_those_of_one_never_stopped(
 ) -> None:
     def go(ledger: Ledger, some: list[Step]) -> None:
         for step in some:
-            ledger.composed(step, [SkippedRow(0, 0, f"skipped-{step.index}", "too-long", "")])
+            ledger.composed(step, [SkippedRow(0, 0, f"skipped-{step.index}", "too-long", "")], MODEL)
             carry_out(ledger, step, {}, loss=float(step.index))
             ledger.record(step.index, 0)
 
@@ -165,8 +167,7 @@ def test_totals_of_a_resumed_run_are_those_of_one_never_stopped(
 def test_an_evaluation_pass_is_no_step_of_training(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
     ledger, step = make_ledger(), steps()[0]
     passed = compose_eval(SPEC, COST, [sample(position) for position in range(4)], 1)
-    ledger.composed(step, [])
-    ledger.composed(passed, [])
+    ledger.composed(step, [], MODEL)
     carry_out(ledger, step, {})
     for pack in passed.packs:
         ledger.trained(PackTrained(Phase.EVAL, 1, pack.slot, pack.rank, 1.0, 4, 100.0, 100.0), 1 << 20)
@@ -178,3 +179,21 @@ def test_an_evaluation_pass_is_no_step_of_training(make_ledger: Callable[..., Le
     assert record["flow/starvation(s)"] < 100
     assert record["pool/bytes_out"] == 512 * len(step.packs)
     assert json.loads((tmp_path / "summary.json").read_text())["final"]["validation_metrics/loss"] == 1.5
+
+
+def test_times_are_predicted_from_those_before() -> None:
+    pace, second = Pace(), Choice(CostModel.from_coefficients(token=2e-3), "fitted")
+    assert pace.error(MODEL, [(100, 1.0), (300, 3.0)]) is None, "nothing is known of the first packs"
+    assert pace.error(MODEL, [(200, 2.0), (100, 2.0)]) == pytest.approx(0.25)
+    cost = second.cost.sample_cost(sample(0))
+    assert pace.error(second, [(cost, 2e-3 * 12)]) == pytest.approx(0, abs=1e-5), "a fitted cost is in seconds"
+    assert pace.error(second, []) is None
+
+
+def test_a_run_that_ends_early_says_why(make_ledger: Callable[..., Ledger], capsys: pytest.CaptureFixture[str]) -> None:
+    ledger, step = make_ledger(), steps()[0]
+    ledger.composed(step, [SkippedRow(0, 0, "id-skipped", "too-long", "")], MODEL)
+    carry_out(ledger, step, {})
+    ledger.record(1, 0)
+    ledger.close(None)
+    assert "the run ended after 1 of 3 steps: epochs count rows, and 1 of 5 were skipped" in capsys.readouterr().out
