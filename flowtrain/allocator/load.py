@@ -19,6 +19,7 @@ A candidate has degrees as in contract C14. Its ranks count from the inside t, c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -167,7 +168,7 @@ COLUMNS = ("dp_replicate", "dp_shard", "tp", "cp", "pp", "vpp", "ep", "pack_toke
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CandidateTable:
-    """Many candidates, a column a degree; all columns are of one length."""
+    """Many candidates, a column a degree; columns are of one length, or of one row where all candidates agree."""
 
     dp_replicate: Integers
     dp_shard: Integers
@@ -181,13 +182,23 @@ class CandidateTable:
     threads: Integers
 
     def __len__(self) -> int:
-        return len(self.tp)
+        return max(len(getattr(self, name)) for name in COLUMNS)
 
     def __getitem__(self, row: int) -> Candidate:
-        return Candidate(*(int(getattr(self, name)[row]) for name in COLUMNS))
+        return Candidate(*(int(column[row if len(column) > 1 else 0]) for column in self.columns()))
+
+    def columns(self) -> list[Integers]:
+        return [getattr(self, name) for name in COLUMNS]
 
     def take(self, rows: npt.NDArray[np.integer] | npt.NDArray[np.bool_]) -> CandidateTable:
-        return CandidateTable(*(getattr(self, name)[rows] for name in COLUMNS))
+        """These rows; every column is written out."""
+        num = len(self)
+        return CandidateTable(*(np.broadcast_to(column, num)[rows] for column in self.columns()))
+
+    @classmethod
+    def join(cls, tables: Sequence[CandidateTable]) -> CandidateTable:
+        columns = zip(*(table.columns() for table in tables), strict=True)
+        return cls(*(np.concatenate(column) for column in columns)) if tables else cls.of([])
 
     @property
     def replicas(self) -> Integers:

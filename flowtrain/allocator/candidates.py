@@ -1,0 +1,137 @@
+"""Every candidate of a module on one kind of node, in blocks (vectorised; rules below are the search space, exactly).
+
+| degree | values |
+|---|---|
+| tp | powers of two that divide the heads, the devices of a node, and the MLP width; kv heads divide or are replicated |
+| cp | powers of two, backbone only, such that tp·cp divides the heads |
+| pp | powers of two up to the layers, and divisors of the layers; backbone only |
+| vpp | 1; 2 and 4 where pp > 1 and pp·vpp divides the layers |
+| replicas r·f | every number from 1 to the samples of a step that the devices allow |
+| dp_shard f | powers of two that divide the replicas, and the replicas themselves |
+| ep | 1; powers of two that divide the experts and f·c |
+| pack tokens | those of the job that hold the longest sample |
+| recompute | all three where a backward runs, else none |
+| threads | on a CPU powers of two up to the cores of a node, and all of them; else 1 |
+
+An encoder is at most a few billion parameters, so cp, pp and ep are the backbone's only. Microbatches ≥ pp is checked
+where their number is known (`throughput`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import product
+
+import numpy as np
+
+from flowtrain.allocator.hardware import NodePool
+from flowtrain.allocator.load import RECOMPUTE, CandidateTable, Integers, ModuleLoad
+from flowtrain.types import Role
+
+VIRTUAL_STAGES = (1, 2, 4)
+BLOCK_ROWS = 8192
+"""What stays in a core's cache while formulas run over it."""
+
+
+def powers_of_two(most: int) -> list[int]:
+    """1, 2, 4 … up to `most`."""
+    return [1 << k for k in range(max(0, most).bit_length()) if 1 << k <= most]
+
+
+def tensor_degrees(load: ModuleLoad, devices_per_node: int) -> list[int]:
+    return [
+        tp
+        for tp in powers_of_two(devices_per_node)
+        if _divides_heads(load, tp) and load.mlp_width % tp == 0 and devices_per_node % tp == 0
+    ]
+
+
+def context_degrees(load: ModuleLoad, tp: int, devices: int) -> list[int]:
+    if load.role is Role.PRODUCER:
+        return [1]
+    return [cp for cp in powers_of_two(devices // tp) if _divides_heads(load, tp * cp)]
+
+
+def pipeline_degrees(load: ModuleLoad, most: int) -> list[int]:
+    if load.role is Role.PRODUCER:
+        return [1]
+    divisors = [pp for pp in range(1, min(load.layers, most) + 1) if load.layers % pp == 0]
+    return sorted({*powers_of_two(min(load.layers, most)), *divisors})
+
+
+def _divides_heads(load: ModuleLoad, degree: int) -> bool:
+    kv_fits = load.kv_heads % degree == 0 or degree % load.kv_heads == 0
+    return load.heads % degree == 0 and kv_fits
+
+
+def thread_counts(pool: NodePool) -> list[int]:
+    return sorted({*powers_of_two(pool.node.devices), pool.node.devices}) if pool.node.on_cpu else [1]
+
+
+def candidate_blocks(
+    load: ModuleLoad,
+    pool: NodePool,
+    step_samples: int,
+    pack_tokens: Sequence[int],
+    replicas_only: bool = False,
+    devices: int | None = None,
+) -> Iterator[CandidateTable]:
+    """All candidates by the rules above, in blocks of one model layout: columns that do not vary have one row.
+
+    `replicas_only`: those that need no cutting of the module (rN). `devices`: those of just so many.
+    """
+    holding = sorted((size for size in pack_tokens if size >= load.longest_tokens), reverse=True)
+    recomputes = range(len(RECOMPUTE)) if load.needs_backward and not replicas_only else range(1)
+    for tp, cp, pp, threads in _models(load, pool, replicas_only):
+        one = tp * cp * pp * threads
+        most = min((devices or pool.devices) // one, step_samples)
+        if most < 1 or (devices is not None and (devices % one or devices // one > most)):
+            continue
+        replicas, shards = _shards(most, replicas_only)
+        if devices is not None:
+            exact = replicas == devices // one
+            replicas, shards = replicas[exact], shards[exact]
+        for vpp, ep, size, recompute in product(_vpp(load, pp), _ep(load, replicas_only), holding, recomputes):
+            rows = np.flatnonzero(shards * cp % ep == 0) if ep > 1 else slice(None)
+            r, f = (replicas // shards)[rows], shards[rows]
+            fixed = (tp, cp, pp, vpp, ep, size, recompute, threads)
+            columns = [np.array([value], dtype=np.int64) for value in fixed]
+            for start in range(0, len(f), BLOCK_ROWS):
+                piece = slice(start, start + BLOCK_ROWS)
+                yield CandidateTable(r[piece], f[piece], *columns)
+
+
+def _models(load: ModuleLoad, pool: NodePool, replicas_only: bool) -> Iterator[tuple[int, int, int, int]]:
+    """(tp, cp, pp, threads) of one copy of the module."""
+    for threads in thread_counts(pool):
+        if replicas_only:
+            yield 1, 1, 1, threads
+            continue
+        for tp in tensor_degrees(load, pool.node.devices // threads):
+            for cp in context_degrees(load, tp, pool.devices):
+                for pp in pipeline_degrees(load, pool.devices // (tp * cp)):
+                    yield tp, cp, pp, threads
+
+
+def _shards(most: int, replicas_only: bool) -> tuple[Integers, Integers]:
+    """(replicas, dp_shard) for all numbers of replicas up to `most`."""
+    every = np.arange(1, most + 1, dtype=np.int64)
+    if replicas_only:
+        return every, np.ones_like(every)
+    replicas, shards = [], []
+    for shard in powers_of_two(most):
+        multiples = every[shard - 1 :: shard]
+        replicas.append(multiples)
+        shards.append(np.full(len(multiples), shard, dtype=np.int64))
+    others = every[(every & (every - 1)) != 0]
+    return np.concatenate([*replicas, others]), np.concatenate([*shards, others])
+
+
+def _vpp(load: ModuleLoad, pp: int) -> list[int]:
+    return [vpp for vpp in VIRTUAL_STAGES if vpp == 1 or (pp > 1 and load.layers % (pp * vpp) == 0)]
+
+
+def _ep(load: ModuleLoad, replicas_only: bool) -> list[int]:
+    if not load.experts or replicas_only:
+        return [1]
+    return [ep for ep in powers_of_two(load.experts) if load.experts % ep == 0]
