@@ -2,7 +2,7 @@
 
 | degree | values |
 |---|---|
-| tp | powers of two that divide the heads, the devices of a node, and the MLP width; kv heads divide or are replicated |
+| tp | powers of two that divide the heads, the MLP width and the devices of a node; kv heads may be replicated |
 | cp | powers of two, backbone only, such that tp·cp divides the heads |
 | pp | powers of two up to the layers, and divisors of the layers; backbone only |
 | vpp | 1; 2 and 4 where pp > 1 and pp·vpp divides the layers |
@@ -20,6 +20,7 @@ where their number is known (`throughput`).
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
@@ -31,6 +32,27 @@ from flowtrain.types import Role
 VIRTUAL_STAGES = (1, 2, 4)
 BLOCK_ROWS = 8192
 """What stays in a core's cache while formulas run over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """Part of the search space.
+
+    Attributes:
+        replicas_only: candidates that need no cutting of the module (rN).
+        devices: candidates of just so many.
+        coarse: of the numbers of replicas some only, evenly spaced: for a first look at a large cluster.
+    """
+
+    replicas_only: bool = False
+    devices: int | None = None
+    coarse: bool = False
+
+
+WHOLE = Scope()
+
+COARSE = 64
+"""Numbers of replicas of a coarse scope."""
 
 
 def powers_of_two(most: int) -> list[int]:
@@ -73,13 +95,10 @@ def candidate_blocks(
     pool: NodePool,
     step_samples: int,
     pack_tokens: Sequence[int],
-    replicas_only: bool = False,
-    devices: int | None = None,
+    scope: Scope = WHOLE,
 ) -> Iterator[CandidateTable]:
-    """All candidates by the rules above, in blocks of one model layout: columns that do not vary have one row.
-
-    `replicas_only`: those that need no cutting of the module (rN). `devices`: those of just so many.
-    """
+    """All candidates by the rules above, in blocks of one model layout: columns that do not vary have one row."""
+    replicas_only, devices = scope.replicas_only, scope.devices
     holding = sorted((size for size in pack_tokens if size >= load.longest_tokens), reverse=True)
     recomputes = range(len(RECOMPUTE)) if load.needs_backward and not replicas_only else range(1)
     for tp, cp, pp, threads in _models(load, pool, replicas_only):
@@ -88,12 +107,15 @@ def candidate_blocks(
         if most < 1 or (devices is not None and (devices % one or devices // one > most)):
             continue
         replicas, shards = _shards(most, replicas_only)
+        if scope.coarse and most > COARSE:
+            some = np.isin(replicas, np.linspace(1, most, COARSE).astype(np.int64))
+            replicas, shards = replicas[some], shards[some]
         if devices is not None:
             exact = replicas == devices // one
             replicas, shards = replicas[exact], shards[exact]
         for vpp, ep, size, recompute in product(_vpp(load, pp), _ep(load, replicas_only), holding, recomputes):
-            rows = np.flatnonzero(shards * cp % ep == 0) if ep > 1 else slice(None)
-            r, f = (replicas // shards)[rows], shards[rows]
+            divided = shards * cp % ep == 0
+            r, f = (replicas // shards)[divided], shards[divided]
             fixed = (tp, cp, pp, vpp, ep, size, recompute, threads)
             columns = [np.array([value], dtype=np.int64) for value in fixed]
             for start in range(0, len(f), BLOCK_ROWS):

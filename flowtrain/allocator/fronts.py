@@ -78,13 +78,15 @@ def staircase(front: Front, keep_packs: bool) -> Front:
 def need(stairs: Front, seconds: Floats | float) -> Integers:
     """Fewest devices with which the group takes no more than `seconds` a sample."""
     at = np.searchsorted(-stairs.seconds, -np.asarray(seconds, dtype=np.float64), side="left")
-    return np.append(stairs.devices, OUT_OF_REACH)[at]
+    fewest: Integers = np.append(stairs.devices, OUT_OF_REACH)[at]
+    return fewest
 
 
 def _single(module: Options, keep_packs: bool, shared: bool) -> tuple[Front, Floats]:
     memory = module.memory_bytes if shared else np.zeros(len(module))
-    kept = _unbeaten(module.devices, module.seconds, memory, module.packs if keep_packs else None)
-    return Front(module.devices[kept], module.seconds[kept], module.packs[kept], (kept,)), memory[kept]
+    seconds = module.shared_seconds if shared else module.seconds
+    kept = _unbeaten(module.devices, seconds, memory, module.packs if keep_packs else None)
+    return Front(module.devices[kept], seconds[kept], module.packs[kept], (kept,)), memory[kept]
 
 
 def _unbeaten(devices: Integers, seconds: Floats, memory: Floats, packs: Integers | None) -> Integers:
@@ -101,7 +103,8 @@ def _unbeaten(devices: Integers, seconds: Floats, memory: Floats, packs: Integer
     rank = np.unique(seconds[order], return_inverse=True)[1]
     lowered = rank - (np.cumsum(first) - 1) * (len(order) + 1)
     before = np.r_[lowered[0] + 1, np.minimum.accumulate(lowered)[:-1]]
-    return order[first | (lowered < before)]
+    kept: Integers = order[first | (lowered < before)]
+    return kept
 
 
 def _pairs(left: Integers, right: Integers) -> tuple[Integers, Integers]:

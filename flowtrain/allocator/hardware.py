@@ -1,4 +1,4 @@
-"""Devices as the allocator sees them: peaks, memory, bandwidths (a direction, a device), with where each row comes from.
+"""Devices as the allocator sees them: peaks, memory, bandwidths (a direction, a device), and where each is from.
 
 | figure | of |
 |---|---|
@@ -7,8 +7,8 @@
 | `link_bandwidth` | between devices of a node: NVLink, xGMI, HCCS, PCIe, or memory copies |
 | `network_bandwidth` | between nodes, a device |
 
-What share of these a program reaches is assumed, the same for all: `Efficiency`. `flowtrain profile` replaces it by what
-was measured. A node type may be changed with `dataclasses.replace`, so a machine that is not here needs no code.
+What share of these a program reaches is assumed, the same for all: `Efficiency`. `flowtrain profile` replaces it by
+what was measured. A node type may be changed with `dataclasses.replace`: a machine that is not here needs no code.
 """
 
 from __future__ import annotations

@@ -54,6 +54,7 @@ class ModuleLoad:
         linear_flops: matrix products of the layers; `attention_flops`: scores and values; `outer_flops`: outside of
             the layers (patch embedding, projector, head).
         share: of the samples, how many use the module.
+        spread: standard deviation of a sample's work over its mean, for an encoder.
         pool_bytes: mean a sample that crosses the pool, written (encoder) or read (backbone).
         gradient_returns: the pool carries the same bytes back.
     """
@@ -79,6 +80,7 @@ class ModuleLoad:
     linear_passes: int
     attention_passes: int
     share: float = 1.0
+    spread: float = 0.0
     pool_bytes: float = 0.0
     gradient_returns: bool = False
     experts: int = 0

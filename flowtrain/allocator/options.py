@@ -2,9 +2,9 @@
 
     candidate_blocks ─▶ memory ≤ capacity ─▶ rates ─▶ not beaten ─▶ Options
 
-A row is beaten by a faster one with as many devices that is no worse in what counts besides (`Keep`): packs a step, where
-a trainable encoder elsewhere fills and drains the backbone; memory, where modules share devices. Rows of other numbers of
-devices do not beat it: modules that share devices must all have the same number.
+A row is beaten by a faster one with as many devices that is no worse in what counts besides (`Keep`): packs a step,
+where a trainable encoder elsewhere fills and drains the backbone; memory, where modules share devices. Rows of other
+numbers of devices do not beat it: modules that share devices must all have the same number.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from flowtrain.allocator.candidates import candidate_blocks
+from flowtrain.allocator.candidates import WHOLE, Scope, candidate_blocks
 from flowtrain.allocator.hardware import NodePool, NodeType
 from flowtrain.allocator.load import CandidateTable, Floats, Integers, ModuleLoad
 from flowtrain.allocator.throughput import Job, rates
@@ -27,11 +27,12 @@ MemoryModel = Callable[[ModuleLoad, CandidateTable, Job], Floats]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Options:
-    """One row a candidate; `seconds` a sample (1 / rate), `packs` a step on one replica."""
+    """`seconds` a sample (1 / rate), `shared_seconds` on the backbone's devices, `packs` a step"""
 
     table: CandidateTable
     devices: Integers
     seconds: Floats
+    shared_seconds: Floats
     packs: Integers
     memory_bytes: Floats
 
@@ -40,7 +41,7 @@ class Options:
 
     @property
     def points(self) -> Points:
-        return Points(self.devices, self.seconds, self.packs, self.memory_bytes)
+        return Points(self.devices, self.seconds, self.shared_seconds, self.packs, self.memory_bytes)
 
     def take(self, rows: npt.NDArray[np.bool_]) -> Options:
         return Options(self.table.take(rows), *self.points.take(rows))
@@ -51,11 +52,12 @@ class Points(NamedTuple):
 
     devices: Integers
     seconds: Floats
+    shared_seconds: Floats
     packs: Integers
     memory_bytes: Floats
 
     def take(self, rows: npt.NDArray[np.bool_]) -> Points:
-        return Points(*(column[rows] for column in self))
+        return Points(*(column[rows] for column in self))  # type: ignore[arg-type]
 
 
 def capacity_bytes(node: NodeType, job: Job) -> float:
@@ -79,14 +81,14 @@ def options(
     job: Job,
     memory: MemoryModel,
     keep: Keep,
-    replicas_only: bool = False,
-    devices: int | None = None,
+    scope: Scope = WHOLE,
+    most_seconds: float = np.inf,
 ) -> Options:
-    """The module's options on this pool. `devices`: those with just so many."""
+    """The module's options on this pool. `most_seconds`: slower ones are of no use."""
     capacity = capacity_bytes(pool.node, job)
     champions = _Champions(pool.devices, capacity, keep)
     kept: list[Options] = []
-    for block in candidate_blocks(load, pool, job.step_samples, job.sizes(load), replicas_only, devices):
+    for block in candidate_blocks(load, pool, job.step_samples, job.sizes(load), scope):
         num = len(block)
         # On a CPU the memory of a process is that of its cores.
         used = np.broadcast_to(memory(load, block, job) / block.threads, num)
@@ -96,8 +98,9 @@ def options(
         found = rates(load, block, pool.node, job)
         rate, packs = np.broadcast_to(found.rate, num), np.broadcast_to(found.packs, num)
         taken = np.broadcast_to(block.devices, num)
-        rows = np.flatnonzero(room & (rate > 0))
-        points = Points(taken[rows], 1.0 / rate[rows], packs[rows], used[rows])
+        rows = np.flatnonzero(room & (rate * most_seconds >= 1.0) if np.isfinite(most_seconds) else room & (rate > 0))
+        shared = np.broadcast_to(found.shared_rate, num)
+        points = Points(taken[rows], 1.0 / rate[rows], 1.0 / shared[rows], packs[rows], used[rows])
         unbeaten = champions.unbeaten(points)
         if unbeaten.any():
             points = points.take(unbeaten)
@@ -105,7 +108,7 @@ def options(
             champions.update(points)
     if not kept:
         none = np.zeros(0, dtype=np.int64)
-        return Options(CandidateTable.of([]), none, np.zeros(0), none, np.zeros(0))
+        return Options(CandidateTable.of([]), none, np.zeros(0), np.zeros(0), none, np.zeros(0))
     columns = map(np.concatenate, zip(*(piece.points for piece in kept), strict=True))
     joined = Options(CandidateTable.join([piece.table for piece in kept]), *columns)
     return joined.take(champions.unbeaten(joined.points))
@@ -138,7 +141,7 @@ class _Champions:
         if self.keep.memory:
             level = np.minimum(found.memory_bytes / self.capacity * LEVELS, LEVELS).astype(np.int64)
             at = (level, found.devices)
-            beaten_shared = found.seconds > self.by_memory[at]
+            beaten_shared = found.shared_seconds > self.by_memory[at]
             if self.keep.joint:
                 return ~(beaten_shared & (found.packs <= self.packs_by_memory[at]))
             beaten &= beaten_shared
@@ -154,8 +157,10 @@ class _Champions:
         if not self.keep.memory:
             return
         lowest = np.ceil(found.memory_bytes / self.capacity * LEVELS).astype(np.int64)
+        seconds = found.shared_seconds
+        order = np.argsort(-seconds, kind="stable")
         for level in range(int(lowest.min(initial=LEVELS + 1)), LEVELS + 1):
             within = order[lowest[order] <= level]
-            rows = within[found.seconds[within] < self.by_memory[level, found.devices[within]]]
-            self.by_memory[level, found.devices[rows]] = found.seconds[rows]
+            rows = within[seconds[within] < self.by_memory[level, found.devices[within]]]
+            self.by_memory[level, found.devices[rows]] = seconds[rows]
             self.packs_by_memory[level, found.devices[rows]] = found.packs[rows]

@@ -97,7 +97,8 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """`rate` in samples/s; `group_seconds` a sample of each group, headroom not included."""
+    """`rate` in samples/s; `group_seconds` a sample of each group, headroom not included; `allowed_seconds` what it may
+    take with the others as they are, the rate being the same."""
 
     rate: float
     devices: int
@@ -105,6 +106,7 @@ class Solution:
     pools: tuple[int, ...]
     group_devices: tuple[int, ...]
     group_seconds: tuple[float, ...]
+    allowed_seconds: tuple[float, ...]
     fill_seconds: float
     choices: tuple[Choice, ...]
 
@@ -235,31 +237,32 @@ def _cases(problem: Problem, table: Table) -> Iterator[_Case]:
                 yield _Case(partition, pools, tuple(chosen), trains, budgets, job.headroom)
 
 
-def _solution(
-    problem: Problem, table: Table, case: _Case, point: int, bound: float, allowed: float
-) -> Solution:
-    rows = [point]
-    for g in range(1, len(case.fronts)):
-        limit = (bound if case.trains[g] else allowed) / (1.0 + case.headroom)
-        rows.append(int(np.searchsorted(-case.fronts[g].seconds, -limit, side="left")))
+def _solution(problem: Problem, table: Table, case: _Case, point: int, bound: float, allowed: float) -> Solution:
+    def limit_of(g: int) -> float:
+        return (bound if case.trains[g] else allowed) / (1.0 + case.headroom)
+
+    found = (np.searchsorted(-case.fronts[g].seconds, -limit_of(g), side="left") for g in range(1, len(case.fronts)))
+    rows = [point, *map(int, found)]
     seconds = tuple(float(front.seconds[row]) for front, row in zip(case.fronts, rows, strict=True))
     waiting = [seconds[g] * (1.0 + case.headroom) for g in case.groups(trains=True)]
     floor = max((seconds[g] * (1.0 + case.headroom) for g in case.groups(trains=False)), default=0.0)
     slowest = max(waiting, default=0.0)
     fill = slowest / int(case.fronts[0].packs[point]) if waiting else 0.0
+    # Slower candidates may replace those of groups that nothing waits for, and the backbone's within what is left.
+    allowed_here = [allowed - fill, *(seconds[g] if case.trains[g] else limit_of(g) for g in range(1, len(rows)))]
     choices = []
     for g, (group, pool, front, row) in enumerate(zip(case.partition, case.pools, case.fronts, rows, strict=True)):
         for place, module in enumerate(group):
-            found, at = table[module, pool], int(front.rows[place][row])
+            kept, at = table[module, pool], int(front.rows[place][row])
             choices.append(
                 Choice(
                     problem.loads[module],
-                    found.table[at],
+                    kept.table[at],
                     pool,
                     g,
-                    float(found.seconds[at]),
-                    int(found.packs[at]),
-                    float(found.memory_bytes[at]),
+                    float((kept.seconds if len(group) == 1 else kept.shared_seconds)[at]),
+                    int(kept.packs[at]),
+                    float(kept.memory_bytes[at]),
                 )
             )
     choices.sort(key=lambda choice: problem.loads.index(choice.load))
@@ -271,6 +274,7 @@ def _solution(
         pools=case.pools,
         group_devices=devices,
         group_seconds=seconds,
+        allowed_seconds=tuple(allowed_here),
         fill_seconds=fill,
         choices=tuple(choices),
     )

@@ -1,19 +1,26 @@
 """Samples a second of a module under each candidate of a table (pure, vectorised).
 
-A step of B samples on d = r·f replicas gives each b = B/d samples in M packs; with tp, cp, pp, vpp, ep as in C14,
-L layers, F peak, η efficiency, w passes (more with recompute), and all FLOPs those of b/M samples:
+A step of B samples on d = r·f replicas gives each b = B/d samples in M packs. Degrees as in C14, L layers, peak F,
+efficiencies η, w passes (recompute adds to them), n(…) bytes of a number, rows = tokens of a pack / cp. In a pack:
 
-    matrix products   w · linear / (tp · cp · F · η_gemm · rows/(rows + half_rows)),   rows = tokens of a pack / cp
-    attention         w · pairs / (tp · cp · F · η_attention)
-    tensor parallel   (4 forward, 4 backward, 2 more under full recompute) · (tp−1)/tp · rows · hidden · bytes, a layer
-    context parallel  (forward, backward, recompute) · 2 · (heads + kv heads)/tp · head_dim · rows · bytes · (cp−1)/cp, a layer
-    experts           2 · (forward, backward, recompute) · top_k · rows · hidden · bytes · (ep−1)/ep, a layer with experts
-    beat              slowest stage: m layers, or the outer part with those that are left for it (best whole m)
-    sharded weights   gathered once forward, once backward, gradients scattered: overlaps the beat, all but the first layer
-    step              imbalance · (M + (pp−1)/vpp) · beat  +  reduction of gradients beyond one backward  +  optimizer
+| part | seconds |
+|---|---|
+| matrix products | w · FLOPs / (tp · cp · F · η_gemm · rows / (rows + half_rows)) |
+| attention | w · FLOPs / (tp · cp · F · η_attention) |
+| tensor parallel, a layer | (4 forward + 4 backward + 2 again) · (tp-1)/tp · rows · hidden · n / link |
+| context parallel, a layer | (forward + backward + again) · (cp-1)/cp · 2 (heads + kv heads) · head_dim/tp · rows · n |
+| experts, a layer of them | (forward + backward + again) · 2 · (ep-1)/ep · top_k · rows · hidden · n |
+| between stages | (forward + backward) · vpp · rows · hidden / tp · n |
 
-tp lies inside a node; cp, f and the whole module use the link while they fit in a node, else the network. A module that
-waits for its slowest replica in each step (it trains, or is the backbone) is no faster than its longest sample.
+The *beat* is the slowest stage: of the ways to give whole layers to stages, the last of which has the outer part too,
+the best. Sharded weights are gathered in the forward and again in the backward, and gradients scattered, behind the
+beat but for one layer's. Then
+
+    step = imbalance · (M + (pp-1)/vpp) · beat  +  reduction of gradients, beyond one backward  +  optimizer
+
+tp lies inside a node; cp, f and a whole module use the link while they fit in a node, else the network. A module that
+waits for its slowest replica in each step (it trains, or is the backbone) is no faster than its longest sample. An
+encoder on the backbone's devices takes the images as the packs bring them (`shared_rate`).
 """
 
 from __future__ import annotations
@@ -74,6 +81,8 @@ class Rates:
     """One row a candidate: `rate` is 0 where the candidate cannot run (fewer packs than stages)."""
 
     rate: Floats
+    shared_rate: Floats
+    """The same when the module shares its devices with the backbone: each rank encodes the images of its own packs."""
     packs: Integers
     beat_seconds: Floats
     exposed_seconds: Floats
@@ -87,75 +96,98 @@ def rates(load: ModuleLoad, table: CandidateTable | Candidate, node: NodeType, j
     tokens = samples * load.tokens
     waits = load.trains or load.role is Role.CONSUMER
     slowest = np.maximum(tokens, min(load.longest_tokens, load.tokens * job.step_samples)) if waits else tokens
-    stretch = np.divide(slowest, tokens, out=np.ones_like(tokens), where=tokens > 0)
+    stretch = slowest / tokens if load.tokens else np.ones_like(tokens)
     packs = np.maximum(1, np.ceil(slowest / (c.pack_tokens * job.fill) - 1e-9)).astype(np.int64)
-    in_pack = samples * stretch / packs  # samples' worth of work in a pack of the slowest replica
     rows = slowest / packs / c.cp
-
-    forward, backward, again = 1, int(load.needs_backward), np.where(c.recompute == 2, 1, 0) * int(load.needs_backward)
-    extra = np.where(c.recompute == 1, SELECTIVE_PASSES, again) * int(load.needs_backward)
-    speed = node.peak(job.dtype) * c.threads**node.efficiency.thread * c.tp * c.cp
-    gemm = speed * node.efficiency.gemm * rows / (rows + node.efficiency.half_rows)
-    gemm = np.where(rows > 0, gemm, np.inf)
-    layers = (load.linear_passes + extra) * load.linear_flops * in_pack / gemm
-    layers += (load.attention_passes + extra) * load.attention_flops * in_pack / (speed * node.efficiency.attention)
-    outer = load.linear_passes * load.outer_flops * in_pack / gemm
-
-    link = node.link_bandwidth * node.efficiency.link
-    network = node.network_bandwidth * node.efficiency.link
-    width = job.bytes_per_number
-
-    def bandwidth(span: Integers) -> Floats:
-        return np.where(span * c.threads <= node.devices, link, network)
-
-    passes = forward + backward + again
-    hidden = rows * load.hidden * width
-    heads = 2 * (load.heads + load.kv_heads) * load.head_dim * rows * width / c.tp
-    inner = bandwidth(c.tp * c.cp)
-    layers += np.where(
-        c.tp > 1,
-        load.layers
-        * (
-            (4 * (forward + backward) + 2 * again) * (c.tp - 1) / c.tp * hidden / link
-            + (4 * (forward + backward) + 2 * again) * node.latency_seconds
-        ),
-        0.0,
-    )
-    layers += np.where(
-        c.cp > 1,
-        load.layers * passes * ((c.cp - 1) / c.cp * heads / inner + 4 * node.latency_seconds),
-        0.0,
-    )
-    if load.experts:
-        routed = load.top_k * hidden * (c.ep - 1) / c.ep / bandwidth(c.tp * c.cp * c.dp_shard)
-        layers += np.where(
-            c.ep > 1, load.expert_layers * passes * (2 * routed + 2 * node.latency_seconds), 0.0
-        )
-    beat = _slowest_stage(layers, outer, c.pp, load.layers)
-    whole = bandwidth(c.world_size)
-    between = (forward + backward) * c.vpp * (hidden / c.tp / whole + node.latency_seconds)
-    beat += np.where(c.pp > 1, between, 0.0)
-
-    shard = c.shard_degree
-    dense = (load.layer_parameters + load.outer_parameters) / (c.tp * c.pp) * (shard - 1) / shard
-    experts = load.expert_parameters / (c.tp * c.pp * c.ep) * np.maximum(0, shard - c.ep) / shard
-    trained = load.trained_parameters / load.parameters if load.parameters else 0.0
-    gathered = (dense + experts) * ((forward + backward) * width + GRADIENT_BYTES * trained)
-    fsdp = gathered / bandwidth(c.tp * c.cp * c.dp_shard)
-    fsdp += np.where(shard > 1, (1 + 2 * backward) * load.layers / c.pp * node.latency_seconds, 0.0)
-    beat = np.maximum(beat, fsdp) + fsdp / np.maximum(1.0, load.layers / c.pp)
-
-    own = load.trained_parameters / (c.tp * c.pp * shard)
-    r = c.dp_replicate
-    reduction = np.where(r > 1, 2 * (r - 1) / r * own * GRADIENT_BYTES / whole + node.latency_seconds, 0.0)
-    reduction = np.maximum(0.0, reduction - SYNC_OVERLAP * beat) if load.trains else np.zeros_like(beat)
-    exposed = reduction + own * OPTIMIZER_BYTES / (node.memory_bandwidth * c.threads)
-
+    layers, outer = _compute(load, c, node, job, samples * stretch / packs, rows)
+    layers = layers + _communication(load, c, node, job, rows)
+    backward = int(load.needs_backward)
+    whole = _bandwidth(c.world_size, c, node)
+    sent = rows * load.hidden * job.bytes_per_number / c.tp
+    between = (1 + backward) * c.vpp * (sent / whole + node.latency_seconds)
+    beat = _slowest_stage(layers, outer, c.pp, load.layers) + np.where(c.pp > 1, between, 0.0)
+    gathers = _gathers(load, c, node, job)
+    beat = np.maximum(beat, gathers) + gathers / np.maximum(1.0, load.layers / c.pp)
+    exposed = _step_end(load, c, node, whole, beat)
     imbalance = job.imbalance if load.role is Role.CONSUMER else job.unit_imbalance
     step = imbalance * (packs + (c.pp - 1) / c.vpp) * beat + exposed
-    with np.errstate(divide="ignore"):
-        rate = np.where(packs >= c.pp, job.step_samples / step, 0.0)
-    return Rates(rate, packs, beat, exposed)
+    rate = np.where(packs >= c.pp, job.step_samples / step, 0.0)
+    return Rates(rate, rate / _own_images(load, c, samples), packs, beat, exposed)
+
+
+def _own_images(load: ModuleLoad, c: CandidateTable, samples: Floats) -> Floats:
+    """By how much the slowest of d replicas exceeds the mean when it encodes what its packs hold, not what balances.
+
+    Packs are balanced by the backbone's cost; the images of b samples are then a sum of b draws, and the largest of d
+    such sums is expected near 1 + spread · √(2 ln d / b) of the mean.
+    """
+    above: Floats = 1.0 + load.spread * np.sqrt(2.0 * np.log(c.replicas) / samples)
+    return above
+
+
+def _compute(
+    load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, samples: Floats, rows: Floats
+) -> tuple[Floats, Floats]:
+    """Seconds of a pack in all layers, and outside of them, on the devices of one stage."""
+    again = np.array([0.0, SELECTIVE_PASSES, 1.0])[c.recompute] * load.needs_backward
+    speed = node.peak(job.dtype) * c.threads**node.efficiency.thread * c.tp * c.cp
+    product = node.efficiency.gemm * speed
+    if load.tokens:
+        product = product * rows / (rows + node.efficiency.half_rows)
+    layers = (load.linear_passes + again) * load.linear_flops * samples / product
+    layers = layers + (load.attention_passes + again) * load.attention_flops * samples / (
+        node.efficiency.attention * speed
+    )
+    return layers, load.linear_passes * load.outer_flops * samples / product
+
+
+def _communication(load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, rows: Floats) -> Floats:
+    """Seconds of a pack that collectives inside of the layers take; none of it overlaps."""
+    backward = int(load.needs_backward)
+    again = (c.recompute == 2).astype(np.int64) * backward
+    passes = 1 + backward + again
+    hidden = rows * load.hidden * job.bytes_per_number
+    calls = 4 * (1 + backward) + 2 * again
+    tensor = calls * ((c.tp - 1) / c.tp * hidden / _bandwidth(c.tp, c, node) + node.latency_seconds)
+    heads = 2 * (load.heads + load.kv_heads) * load.head_dim * rows * job.bytes_per_number / c.tp
+    context = passes * ((c.cp - 1) / c.cp * heads / _bandwidth(c.tp * c.cp, c, node) + 4 * node.latency_seconds)
+    seconds = load.layers * (np.where(c.tp > 1, tensor, 0.0) + np.where(c.cp > 1, context, 0.0))
+    if load.experts:
+        routed = load.top_k * hidden * (c.ep - 1) / c.ep / _bandwidth(c.tp * c.cp * c.dp_shard, c, node)
+        experts = 2 * passes * (routed + node.latency_seconds)
+        seconds = seconds + load.expert_layers * np.where(c.ep > 1, experts, 0.0)
+    return seconds
+
+
+def _gathers(load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job) -> Floats:
+    """Seconds of a pack in which sharded weights and gradients of a stage travel; experts are cut by ep already."""
+    shard, backward = c.shard_degree, int(load.needs_backward)
+    dense = (load.layer_parameters + load.outer_parameters) * (shard - 1) / shard
+    experts = load.expert_parameters / c.ep * np.maximum(0, shard - c.ep) / shard
+    trained = load.trained_parameters / load.parameters if load.parameters else 0.0
+    width = (1 + backward) * job.bytes_per_number + GRADIENT_BYTES * trained
+    seconds: Floats = (dense + experts) / (c.tp * c.pp) * width / _bandwidth(c.tp * c.cp * c.dp_shard, c, node)
+    seconds += np.where(shard > 1, (1 + 2 * backward) * load.layers / c.pp * node.latency_seconds, 0.0)
+    return seconds
+
+
+def _step_end(load: ModuleLoad, c: CandidateTable, node: NodeType, whole: Floats, beat: Floats) -> Floats:
+    """Seconds of a step in which replicas reduce gradients, beyond one backward, and the optimizer runs."""
+    if not load.trains:
+        return np.zeros_like(beat)
+    own = load.trained_parameters / (c.tp * c.pp * c.shard_degree)
+    r = c.dp_replicate
+    reduction = np.where(r > 1, 2 * (r - 1) / r * own * GRADIENT_BYTES / whole + node.latency_seconds, 0.0)
+    return np.maximum(0.0, reduction - SYNC_OVERLAP * beat) + own * OPTIMIZER_BYTES / (
+        node.memory_bandwidth * c.threads
+    )
+
+
+def _bandwidth(span: Integers, c: CandidateTable, node: NodeType) -> Floats:
+    """Of a group of `span` neighbouring ranks."""
+    inside = span * c.threads <= node.devices
+    bandwidth: Floats = np.where(inside, node.link_bandwidth, node.network_bandwidth) * node.efficiency.link
+    return bandwidth
 
 
 def _slowest_stage(layers: Floats, outer: Floats, pp: Integers, num_layers: int) -> Floats:
@@ -168,13 +200,14 @@ def _slowest_stage(layers: Floats, outer: Floats, pp: Integers, num_layers: int)
     ratio = np.divide(outer, one, out=np.zeros_like(outer), where=one > 0)
 
     def seconds(m: Floats) -> Floats:
-        last = np.maximum(0.0, num_layers - m * (pp - 1)) + ratio
-        return np.maximum(m, last) * one
+        slowest: Floats = np.maximum(m, np.maximum(0.0, num_layers - m * (pp - 1)) + ratio) * one
+        return slowest
 
     crossing = np.ceil(np.maximum((num_layers + ratio) / pp, np.minimum(ratio, num_layers)) - 1e-9)
     crossing = np.clip(crossing, 1.0, num_layers)
     best = np.minimum(seconds(crossing), seconds(np.maximum(1.0, crossing - 1)))
-    return np.where(one > 0, np.where(pp > 1, best, layers + outer), outer)
+    found: Floats = np.where(one > 0, np.where(pp > 1, best, layers + outer), outer)
+    return found
 
 
 def crossings(c: CandidateTable, devices_per_node: int) -> Integers:
@@ -186,4 +219,5 @@ def crossings(c: CandidateTable, devices_per_node: int) -> Integers:
     stage = inner * c.replicas
     of_stages = (c.pp - 1) * c.replicas * np.where(stage * c.pp > devices_per_node, 1, 0)
     of_context = groups * c.dp_shard * (-(-inner // devices_per_node) - 1)
-    return of_shards + of_stages + of_context
+    total: Integers = of_shards + of_stages + of_context
+    return total
