@@ -24,6 +24,8 @@ class StageSpec:
         config_json: the resolved config.
         weights_dir: folder of the whole model's safetensors.
         run_dir: the run's folder.
+        owner: id of its segment in the pool, None without one.
+        spread: the run has processes on several nodes.
         store: (host, port) of the side's rendezvous, None for a side of one rank or one that needs no collective.
     """
 
@@ -32,6 +34,8 @@ class StageSpec:
     config_json: str
     weights_dir: str
     run_dir: str
+    owner: int | None = None
+    spread: bool = False
     store: tuple[str, int] | None = None
 
 

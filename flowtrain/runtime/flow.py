@@ -19,7 +19,7 @@ is released once.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from flowtrain.messages import (
@@ -65,7 +65,8 @@ class _PackState:
 
 
 class Flow:
-    """See the page above. `payload_bytes(sample)`: size of a sample's block; `directory` mirrors the segments."""
+    """See the page above. `payload_bytes(sample)`: size of a sample's block; `directory` mirrors the segments;
+    `owners`: the pool's owner id of each producer, its rank where nothing is said."""
 
     def __init__(
         self,
@@ -77,6 +78,7 @@ class Flow:
         reduced_roles: frozenset[Role],
         payload_bytes: Callable[[SampleMeta], int],
         version: int = 0,
+        owners: Sequence[int] | None = None,
     ) -> None:
         self.directory = directory
         self.num_producers = num_producers
@@ -85,6 +87,7 @@ class Flow:
         self.reduced_roles = reduced_roles
         self.payload_bytes = payload_bytes
         self.version = version
+        self.owners = tuple(owners) if owners is not None else tuple(range(num_producers))
         self._steps: dict[StepKey, _StepState] = {}
         self._units: deque[tuple[StepKey, EncodeUnit]] = deque()
         self._packs: list[deque[_PackState]] = [deque() for _ in range(num_consumers)]
@@ -210,7 +213,7 @@ class Flow:
 
     def _encode_orders(self) -> Iterator[tuple[Role, int, Order]]:
         for rank, frees in enumerate(self._frees):
-            frees.extend(self.directory.frees(rank))
+            frees.extend(self.directory.frees(self.owners[rank]))
         blocked: set[int] = set()
         kept: list[tuple[StepKey, EncodeUnit]] = []
         while self._units and len(blocked) < self.num_producers:
@@ -226,7 +229,7 @@ class Flow:
                 kept.append(self._units.popleft())
                 continue
             self._units.popleft()
-            reserved = self.directory.reserve(owner, unit.id, sizes)
+            reserved = self.directory.reserve(self.owners[owner], unit.id, sizes)
             assert reserved, "room was checked before"
             free = tuple(self._frees[owner])
             self._frees[owner].clear()
@@ -245,7 +248,9 @@ class Flow:
         free = [
             rank
             for rank in candidates
-            if rank not in blocked and self._encodes_in_flight[rank] < DEPTH and self.directory.room(rank, sizes)
+            if rank not in blocked
+            and self._encodes_in_flight[rank] < DEPTH
+            and self.directory.room(self.owners[rank], sizes)
         ]
         return min(free, key=lambda rank: (self._encodes_in_flight[rank], rank), default=None)
 

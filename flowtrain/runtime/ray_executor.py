@@ -25,20 +25,24 @@ from flowtrain.plan import RankPlan
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.executor import Answer
 from flowtrain.runtime.guard import die_with
+from flowtrain.runtime.ray_transport import SegmentServer, own_endpoint
 from flowtrain.runtime.stages import StageSlot
 from flowtrain.types import Role
 
 
-class StageActor:
-    """Hosts a `StageSlot`: `work` runs the stage one call at a time, `control` answers while it is busy."""
+class StageActor(SegmentServer):
+    """Hosts a `StageSlot`: `work` runs the stage one call at a time, `control` answers while it is busy, to the
+    controller and to consumers that read its segment through Ray."""
 
     def __init__(self, role: str, driver_pid: int, driver_host: str) -> None:
         die_with(driver_pid, driver_host)
-        self._slot = StageSlot(Role(role), local=False, address=ray.util.get_node_ip_address())
+        self._slot = StageSlot(Role(role), local=False, address=ray.util.get_node_ip_address(), endpoint=own_endpoint())
 
     @ray.method(concurrency_group="work")
     def call(self, method: str, args: tuple[Any, ...], *payloads: Any) -> Any:
-        return self._slot.call(method, args, payloads)[0]
+        value = self._slot.call(method, args, payloads)[0]
+        self.serve(self._slot.segment)
+        return value
 
     @ray.method(concurrency_group="work", num_returns=2)
     def read(self, args: tuple[Any, ...]) -> tuple[Any, Any]:
@@ -74,7 +78,7 @@ class RayExecutor:
             assert wanted.keys() <= self._actors.keys(), "a started executor serves plans that fit its actors"
             return
         host = os.uname().nodename
-        actor_class = ray.remote(concurrency_groups={"work": 1, "control": 2})(StageActor)
+        actor_class = ray.remote(concurrency_groups={"work": 1, "control": 4})(StageActor)
         for key, plan in wanted.items():
             options = {
                 "num_cpus": self.cluster.cpus_of(plan),

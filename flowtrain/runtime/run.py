@@ -31,6 +31,7 @@ from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.local import LocalExecutor
+from flowtrain.runtime.owners import producer_owners
 from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
@@ -280,9 +281,11 @@ def _controller(
     eval_rows = EvalRows(len(inputs.eval), BLOCK_ROWS, plan.readers, payloads) if inputs.eval is not None else None
     producers = plan.producers.ranks
     sides = {Role.PRODUCER: producers, Role.CONSUMER: plan.consumers.ranks}
+    owners = producer_owners(plan)
     flow = Flow(
-        Directory({rank.rank: rank.segment_bytes for rank in producers}),
+        Directory({owner: rank.segment_bytes for owner, rank in zip(owners, producers, strict=True)}),
         num_producers=len(producers),
+        owners=owners,
         num_consumers=len(plan.consumers.ranks),
         trainable_encoder=config.trainable_encoder,
         reduced_roles=inputs.reduced_roles,

@@ -30,8 +30,7 @@ from typing import Any
 from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
 from flowtrain.errors import PeerError
-from flowtrain.pool.address import make_owner
-from flowtrain.pool.segment import SegmentHandle
+from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.runtime.nodes import LOOPBACK, Sight, interface_of, look
 from flowtrain.telemetry.peaks import Peak, peak_flops
@@ -55,12 +54,17 @@ class StageReport:
 
 class StageSlot:
     """One process's place for one stage. `local`: all stages share this process and its memory; `address`: its node's,
-    for those on other nodes."""
+    for those on other nodes; `endpoint`: how other processes of the cluster call this one.
 
-    def __init__(self, role: Role, local: bool, address: str = LOOPBACK) -> None:
+    `segment` is its own segment of the pool, None without one.
+    """
+
+    def __init__(self, role: Role, local: bool, address: str = LOOPBACK, endpoint: bytes | None = None) -> None:
         self.role = role
         self.local = local
         self.address = address
+        self.endpoint = endpoint
+        self.segment: OwnSegment | None = None
         self.stage: Any = None
         self.spans: Spans | None = None
         self._store: Any = None
@@ -81,7 +85,7 @@ class StageSlot:
         """Give back the stage, its segment and its process group; idempotent."""
         if self.stage is not None:
             self.stage.close()
-            self.stage = None
+            self.stage = self.segment = None
         if self.spans is not None:
             self.spans.close()
             self.spans = None
@@ -264,23 +268,10 @@ class StageSlot:
         )
 
     def _pool(self, config: Config, spec: StageSpec) -> Any:
-        from flowtrain.pool.client import PoolClient
-        from flowtrain.pool.private import PrivateSegment
-        from flowtrain.pool.segment import OwnSegment, Segment
-        from flowtrain.pool.transport import make_transports
+        from flowtrain.runtime.stage_pool import make_pool
 
-        name = config.pool.transport
-        name = name if name != "auto" else "local" if self.local else "shm"
-        owner, num_bytes = make_owner(0, spec.rank_plan.rank), spec.rank_plan.segment_bytes
-        segment: OwnSegment | None = None
-        if num_bytes:
-            shared = name != "local"
-            segment = (
-                Segment.create(owner, num_bytes, f"flowtrain-pool-{owner}")
-                if shared
-                else PrivateSegment(owner, num_bytes)
-            )
-        return PoolClient(segment, make_transports([name]), timeout_seconds=config.run.timeout_seconds)
+        pool, self.segment = make_pool(config, spec, local=self.local, endpoint=self.endpoint)
+        return pool
 
     def _report(self, spec: StageSpec, config: Config, half: Any, segment: SegmentHandle | None) -> StageReport:
         from flowtrain.models.table import parameter_rows

@@ -20,6 +20,7 @@ from flowtrain.plan import Plan, RankPlan
 from flowtrain.runtime.executor import Executor, StageSpec
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.nodes import check_seen, look
+from flowtrain.runtime.owners import owner_ids
 from flowtrain.runtime.stages import StageReport
 from flowtrain.types import Role
 
@@ -63,14 +64,22 @@ def start_stages(
         if len(side.ranks) > 1
     }
     stores = _ask(executor, open_store, timeout)
+    owners = owner_ids(plan)
     specs = {
         (rank.role, rank.rank): StageSpec(
-            rank, sides[rank.role], config_json, weights_dir, str(run_dir), stores.get((rank.role, 0))
+            rank,
+            sides[rank.role],
+            config_json,
+            weights_dir,
+            str(run_dir),
+            owners.get((rank.role, rank.rank)),
+            len({other.node for other in ranks}) > 1,
+            stores.get((rank.role, 0)),
         )
         for rank in ranks
     }
     reports = _ask(executor, {key: ("configure", spec) for key, spec in specs.items()}, timeout)
-    segments = {rank: report.segment for (role, rank), report in reports.items() if role is Role.PRODUCER}
+    segments = {owners[key]: report.segment for key, report in reports.items() if key[0] is Role.PRODUCER}
     text = _ask(executor, {(Role.READER, 0): ("sample_text",)}, timeout)[Role.READER, 0]
     consumers = [key for key in specs if key[0] is Role.CONSUMER]
     _ask(executor, dict.fromkeys(consumers, ("attach", segments)), timeout)

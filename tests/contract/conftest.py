@@ -5,9 +5,29 @@ from __future__ import annotations
 import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
+from typing import Any
 
+import pool_pairs
 import pytest
-from pool_pairs import PAIRS, SECONDS, Pair, Reader, RemoteReader, owner_of_segment, serve
+import ray
+from pool_pairs import (
+    PAIRS,
+    SECONDS,
+    ActorOwner,
+    OwnerActor,
+    Pair,
+    Reader,
+    RemoteReader,
+    needs_nixl,
+    owner_of_segment,
+    serve,
+)
+
+from flowtrain.config.schema import ClusterConfig
+from flowtrain.plan import RankPlan
+from flowtrain.pool.client import PoolClient
+from flowtrain.runtime.cluster import Cluster
+from flowtrain.types import Role
 
 
 @pytest.fixture(scope="module")
@@ -25,16 +45,32 @@ def remote() -> Iterator[Connection]:
     mine.close()
 
 
+@pytest.fixture(scope="module")
+def actor() -> Iterator[Any]:
+    """An actor on a Ray node of its own, to be told to open a segment for each test."""
+    cluster = Cluster(ClusterConfig())
+    cluster.start([RankPlan(Role.PRODUCER, 0, "cpu", 1)])
+    ray.cloudpickle.register_pickle_by_value(pool_pairs)  # Ray's processes cannot import what lies beside the tests
+    yield ray.remote(concurrency_groups={"control": 2})(OwnerActor).options(num_cpus=0).remote()
+    ray.cloudpickle.unregister_pickle_by_value(pool_pairs)
+    cluster.close()
+
+
 @pytest.fixture(params=PAIRS)
 def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     transport = request.param.partition("-")[0]
-    owner = owner_of_segment(request.param)
-    reader: Reader | RemoteReader = Reader(transport)
-    if request.param == "shm-spawned":
-        reader = RemoteReader(request.getfixturevalue("remote"), id(owner))
+    if transport == "nixl":
+        needs_nixl()
+    owner: PoolClient | ActorOwner
+    owner = ActorOwner(request.getfixturevalue("actor")) if transport == "ray" else owner_of_segment(request.param)
+    reader: Reader | RemoteReader
+    if request.param.endswith("-spawned"):
+        reader = RemoteReader(request.getfixturevalue("remote"), id(owner), transport)
+    else:
+        reader = Reader(transport)
     handle = owner.handle()
     assert handle is not None
     reader.do("attach", {5: handle})
-    yield Pair(owner, reader)
+    yield Pair(owner, reader, transport)
     reader.do("drop")
     owner.close()

@@ -1,10 +1,13 @@
-"""An owner's pool and a reader of it: in this process, or in another one that is told what to do over a pipe."""
+"""An owner's pool and a reader of it: in this process, in another one, or in an actor."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
+import ray
 import torch
 
 from flowtrain.messages import PoolUse
@@ -12,24 +15,44 @@ from flowtrain.pool.client import PoolClient
 from flowtrain.pool.private import PrivateSegment
 from flowtrain.pool.segment import OwnSegment, Segment
 from flowtrain.pool.transport import make_transports
+from flowtrain.pool.transport.nixl_agent import why_missing
+from flowtrain.runtime.ray_transport import RayTransport, SegmentServer, own_endpoint
 from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
 
 SEGMENT_BYTES = 1 << 20
 SECONDS = 60.0
-PAIRS = ["local", "local-shared", "shm", "shm-spawned"]
+PAIRS = ["local", "local-shared", "shm", "shm-spawned", "nixl", "nixl-spawned", "ray"]
+COPYING = frozenset({"nixl", "ray"})
+"""Transports whose reader has copies."""
+
+
+def needs_nixl() -> None:
+    """Skip, with the reason, where the extra is not installed."""
+    if missing := why_missing():
+        pytest.skip(missing)
 
 
 def owner_of_segment(pair: str, num_bytes: int = SEGMENT_BYTES, *, checksum: bool = False) -> PoolClient:
     """A client with a segment of the kind that the pair needs."""
     segment: OwnSegment = PrivateSegment(5, num_bytes) if pair == "local" else Segment.create(5, num_bytes, "test")
-    return PoolClient(segment, make_transports(["local"]), checksum=checksum)
+    names = ["local", "nixl"] if pair.startswith("nixl") else ["local"]
+    return PoolClient(segment, make_transports(names, segment), checksum=checksum)
+
+
+def reading_client(transport: str) -> PoolClient:
+    """A client that only reads; where the transport copies, it has a segment for the copies."""
+    if transport not in COPYING:
+        return PoolClient(None, make_transports([transport]), timeout_seconds=SECONDS)
+    segment = Segment.create(9, SEGMENT_BYTES, "test-copies")
+    transports = {"ray": RayTransport(segment, None)} if transport == "ray" else make_transports([transport], segment)
+    return PoolClient(segment, transports, timeout_seconds=SECONDS)
 
 
 class Reader:
     """A pool that only reads. `keep` holds views under a name, `look` returns copies of what they show now."""
 
     def __init__(self, transport: str) -> None:
-        self.pool = PoolClient(None, make_transports([transport]), timeout_seconds=SECONDS)
+        self.pool = reading_client(transport)
         self.kept: dict[str, list[torch.Tensor]] = {}
 
     def do(self, method: str, *args: Any) -> Any:
@@ -80,9 +103,11 @@ def serve(connection: Connection) -> None:
         message = connection.recv()
         if message is None:
             return
-        number, method, args = message
+        number, transport, method, args = message
         try:
-            reader = readers.setdefault(number, Reader("shm"))
+            if number not in readers:
+                readers[number] = Reader(transport)
+            reader = readers[number]
             result = reader.do(method, *(_unpacked(arg) for arg in args))
             connection.send((_packed(result), None))
         except Exception as error:
@@ -104,12 +129,13 @@ def _unpacked(value: Any) -> Any:
 class RemoteReader:
     """The same calls, made in another process."""
 
-    def __init__(self, connection: Connection, number: int) -> None:
+    def __init__(self, connection: Connection, number: int, transport: str) -> None:
         self.connection = connection
         self.number = number
+        self.transport = transport
 
     def do(self, method: str, *args: Any) -> Any:
-        self.connection.send((self.number, method, [_packed(arg) for arg in args]))
+        self.connection.send((self.number, self.transport, method, [_packed(arg) for arg in args]))
         assert self.connection.poll(SECONDS), f"the reader did not answer {method} in {SECONDS:.0f} s"
         result, error = self.connection.recv()
         if error is not None:
@@ -117,12 +143,46 @@ class RemoteReader:
         return _unpacked(result)
 
 
-class Pair:
-    """An owner's pool and a reader that is attached to it."""
+class OwnerActor(SegmentServer):
+    """An owner's client inside an actor, one for each test; it answers readers as a stage's actor does."""
 
-    def __init__(self, owner: PoolClient, reader: Reader | RemoteReader) -> None:
+    def open(self) -> None:
+        segment = Segment.create(5, SEGMENT_BYTES, "test")
+        self.pool = PoolClient(segment, {"ray": RayTransport(segment, own_endpoint())})
+        self.serve(segment)
+
+    def do(self, method: str, args: tuple[Any, ...]) -> tuple[Any, Exception | None]:
+        try:
+            return getattr(self.pool, method)(*args), None
+        except Exception as error:
+            return None, error
+
+
+class ActorOwner:
+    """The calls of a `PoolClient`, made in an actor."""
+
+    def __init__(self, actor: Any) -> None:
+        self._actor = actor
+        ray.get(actor.open.remote(), timeout=SECONDS)
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            plain = tuple(list(arg) if isinstance(arg, Iterator) else arg for arg in args)
+            result, error = ray.get(self._actor.do.remote(method, plain), timeout=SECONDS)
+            if error is not None:
+                raise error
+            return result
+
+        return call
+
+
+class Pair:
+    """An owner's pool and a reader that is attached to it by `transport`."""
+
+    def __init__(self, owner: PoolClient | ActorOwner, reader: Reader | RemoteReader, transport: str = "") -> None:
         self.owner = owner
         self.reader = reader
+        self.transport = transport
 
     def put(self, position: int, tensors: list[torch.Tensor], version: int = 0) -> EmbeddingRef:
         specs, end = specs_of(tensors)

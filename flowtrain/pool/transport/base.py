@@ -36,8 +36,10 @@ class Transport(Protocol):
     """
 
     name: str
-    endpoint: bytes | None
     pinned_bytes: int
+
+    @property
+    def endpoint(self) -> bytes | None: ...
 
     def attach(self, handle: SegmentHandle) -> None:
         """Reach another process's segment; a second call with the same owner does nothing."""

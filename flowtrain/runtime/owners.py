@@ -1,0 +1,26 @@
+"""Owner ids of a plan's segments: the node's number, and the segment's number on it (`flowtrain.pool.address`)."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from flowtrain.plan import Plan
+from flowtrain.pool.address import make_owner
+from flowtrain.types import Role
+
+
+def owner_ids(plan: Plan) -> dict[tuple[Role, int], int]:
+    """By role and rank, for the ranks that own a segment: producers first, then consumers that take copies."""
+    taken: Counter[int] = Counter()
+    owners = {}
+    for rank in (*plan.producers.ranks, *plan.consumers.ranks):
+        if rank.segment_bytes:
+            owners[rank.role, rank.rank] = make_owner(rank.node, taken[rank.node])
+            taken[rank.node] += 1
+    return owners
+
+
+def producer_owners(plan: Plan) -> tuple[int, ...]:
+    """Owner ids by producer rank."""
+    owners = owner_ids(plan)
+    return tuple(owners[Role.PRODUCER, rank.rank] for rank in plan.producers.ranks)

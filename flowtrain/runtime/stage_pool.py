@@ -1,0 +1,60 @@
+"""A process's part of the pool: its segment, the transports it offers and uses, the client over both.
+
+| `pool.transport` | transports of a process, preferred first |
+|---|---|
+| any, stages in one process | `local` |
+| `auto`, one node | `shm` |
+| `auto`, several nodes | `shm`, `nixl` where it is installed, `ray` |
+| a name | that one, also between processes of one node |
+
+The reader chooses for each owner (`flowtrain.pool.transport.choice`).
+"""
+
+from __future__ import annotations
+
+from flowtrain.config.schema import Config
+from flowtrain.pool.client import PoolClient
+from flowtrain.pool.private import PrivateSegment
+from flowtrain.pool.segment import OwnSegment, Segment
+from flowtrain.pool.transport import Transport, make_transports
+from flowtrain.pool.transport.nixl_agent import why_missing
+from flowtrain.runtime.executor import StageSpec
+
+
+def transport_names(config: Config, *, local: bool, spread: bool) -> tuple[str, ...]:
+    """See the table above. `local`: all stages share this process; `spread`: the plan has several nodes."""
+    if local:
+        return ("local",)
+    if config.pool.transport != "auto":
+        return (config.pool.transport,)
+    if not spread:
+        return ("shm",)
+    return ("shm", "ray") if why_missing() else ("shm", "nixl", "ray")
+
+
+def make_pool(
+    config: Config, spec: StageSpec, *, local: bool, endpoint: bytes | None
+) -> tuple[PoolClient, OwnSegment | None]:
+    """The client of a process and its segment, None where the plan gives it none.
+
+    `endpoint`: how other processes of the cluster call this one.
+    """
+    names = transport_names(config, local=local, spread=spec.spread)
+    num_bytes = spec.rank_plan.segment_bytes
+    segment: OwnSegment | None = None
+    if num_bytes:
+        assert spec.owner is not None, "a process with a segment has an owner id"
+        segment = (
+            PrivateSegment(spec.owner, num_bytes)
+            if local
+            else Segment.create(spec.owner, num_bytes, f"flowtrain-pool-{spec.owner}")
+        )
+    transports: dict[str, Transport] = {}
+    for name in names:
+        if name == "ray":
+            from flowtrain.runtime.ray_transport import RayTransport
+
+            transports[name] = RayTransport(segment, endpoint)
+        else:
+            transports |= make_transports([name], segment)
+    return PoolClient(segment, transports, timeout_seconds=config.run.timeout_seconds), segment
