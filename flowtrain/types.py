@@ -8,9 +8,10 @@ Plain frozen data, no behaviour that depends on time, threads, torch or Ray (con
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Literal, NamedTuple, NewType
+from typing import Any, Literal, NamedTuple, NewType
 
 Address = NewType("Address", int)
 """A place in the pool's 64-bit address space; `flowtrain.pool.address` takes it apart."""
@@ -153,6 +154,7 @@ class Pack:
         units: the encode units of its images, in the order of need.
         cost: predicted backbone time in the cost model's unit, a whole number.
         encode_cost: predicted encoder time in the same unit.
+        padded_tokens: length to which the pack is padded, at least `tokens`; 0: as it is.
     """
 
     slot: int
@@ -161,6 +163,7 @@ class Pack:
     units: tuple[EncodeUnit, ...]
     cost: int
     encode_cost: int
+    padded_tokens: int = 0
 
     @property
     def tokens(self) -> int:
@@ -177,9 +180,7 @@ class Step:
         slots: packs by slot and rank; every slot has one pack for each consumer rank.
         rows: samples in all.
         epoch: epoch of the step's last row, from 0.
-        cursor: positions below this one that were all read when the step was composed; with `carried` the state of
-            composition after the step (JSON-ready), from which a resumed run goes on.
-        carried: positions read and not yet trained after this step.
+        state: state of composition after the step (JSON-ready), from which a resumed run goes on.
     """
 
     phase: Phase
@@ -187,8 +188,12 @@ class Step:
     slots: tuple[tuple[Pack, ...], ...]
     rows: int
     epoch: int
-    cursor: int
-    carried: tuple[int, ...] = ()
+    state: Mapping[str, Any]
+
+    @property
+    def cursor(self) -> int:
+        """Positions below this one were all read when the step was composed."""
+        return int(self.state["cursor"])
 
     @property
     def packs(self) -> tuple[Pack, ...]:

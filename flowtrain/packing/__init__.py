@@ -6,6 +6,6 @@ rows in order ──add──▶ Composer ──next──▶ Step      a functi
 from flowtrain.packing.compose import Composer, compose_eval
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.policies import POLICIES
-from flowtrain.packing.spec import CompositionSpec
+from flowtrain.packing.spec import CompositionSpec, sync_of
 
-__all__ = ["POLICIES", "Composer", "CompositionSpec", "CostModel", "compose_eval"]
+__all__ = ["POLICIES", "Composer", "CompositionSpec", "CostModel", "compose_eval", "sync_of"]

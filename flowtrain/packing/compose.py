@@ -1,65 +1,120 @@
 """Rows in, steps out (pure, contract C10).
 
-    add(row) ─▶ incoming ─▶ window ──policy──▶ Step
+    add(row) ─▶ incoming ─▶ Window ──Policy──▶ packs ─▶ Step
                   any        a fixed number of rows, however many have arrived
                                 └──── rows left out are carried to the next step
 
 Invariants (`assert_invariants` of the tests):
-1. Every row below the horizon is in one step, once, or was skipped; the bounds of a pack are kept.
+1. Every row below the horizon is in one step, once, or was skipped; the caps of a pack are kept.
 2. Every slot has one pack for each rank.
-3. Steps depend on the rows and the spec: not on when rows arrived; `num_producers` sets only `EncodeUnit.producer`.
-4. `(cursor, carried)` of a step is the whole state: a composer begun from it makes the steps that would have followed.
-5. No row is carried past the `lookahead`-th step after the one in which it would have been in order of arrival
-   (skipped rows aside).
+3. Steps depend on the rows and the spec: not on when rows arrived, nor on rows behind the window; `num_producers` sets
+   only `EncodeUnit.producer`.
+4. `state_dict()`, also found in every step, is the whole state: a composer that loads it makes the steps that would
+   have followed.
+5. A bounded policy trains every row by the step in which it is due (`flowtrain.packing.window`).
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from flowtrain.packing.cost import CostModel
-from flowtrain.packing.policies import POLICIES, Slots
+from flowtrain.packing.load import Caps
+from flowtrain.packing.policies import POLICIES, Draw, Slots
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.packing.units import build_packs
+from flowtrain.packing.window import Window
 from flowtrain.types import Phase, SampleMeta, SkippedRow, Step
+
+SHORT_SHARE = 8
+"""A row is heavy when it costs more than a full pack of rows of which so many fit."""
 
 
 class Composer:
-    """See the module's page. Goes on from `cursor`, `carried` and `step` of an earlier one's last step."""
+    """See the module's page. `cost` may be set between steps: it holds from the next step on."""
 
-    def __init__(
-        self, spec: CompositionSpec, cost: CostModel, cursor: int = 0, carried: Sequence[int] = (), step: int = 0
-    ) -> None:
+    def __init__(self, spec: CompositionSpec, cost: CostModel) -> None:
         self.spec = spec
         self.cost = cost
-        self.step = step
-        self._cursor = cursor
-        self._expected = deque(sorted(carried))
-        self._next_position = cursor
+        self.step = 0
+        self._caps = Caps.of(spec)
+        self._policy = POLICIES[spec.policy]
+        self._window = Window(
+            spec,
+            self._caps,
+            self._policy.steps_ahead(spec),
+            self._policy.bounded,
+            lambda load: self._policy.holds(load, spec),
+        )
+        self._cursor = 0
+        self._next_position = 0
+        self._carried: deque[tuple[int, int, bool]] = deque()
+        """Position, due and heavy of rows that come again."""
         self._incoming: deque[SampleMeta | SkippedRow] = deque()
-        self._window: list[SampleMeta] = []
         self._ended = False
-        # Arrival takes rows as they come: a longer window would change nothing and read further ahead.
-        self._window_steps = 1 if spec.policy == "arrival" else spec.lookahead
+        self._heavy_above = self._heavy_cost()
 
-    def too_big(self, sample: SampleMeta) -> str:
-        """Why a row can be in no pack, empty when it can."""
-        size, most = self.spec.vision_bytes(sample), self.spec.max_pack_vision_bytes
+    # --- state --------------------------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """JSON-ready. `cursor`: positions below were read into the window; `carried`: those of them not yet trained;
+        `due` and `heavy`: what was promised to each."""
+        loads = self._window.loads
+        carried = sorted([*((load.position, load.due, load.heavy) for load in loads), *self._carried])
+        return {
+            "step": self.step,
+            "cursor": self._cursor,
+            "carried": [position for position, _, _ in carried],
+            "due": [due for _, due, _ in carried],
+            "heavy": [position for position, _, heavy in carried if heavy],
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state; the rows of `state["carried"]` are added first, ascending, then those from the cursor."""
+        assert not self._window.loads, "a state is loaded before rows are added"
+        assert not self._incoming, "a state is loaded before rows are added"
+        self.step, self._cursor, self._next_position = state["step"], state["cursor"], state["cursor"]
+        heavy = set(state["heavy"])
+        pairs = zip(state["carried"], state["due"], strict=True)
+        self._carried = deque((position, due, position in heavy) for position, due in pairs)
+
+    # --- rows ---------------------------------------------------------------------------------------------------------
+
+    def too_big(self, sample: SampleMeta) -> tuple[str, str] | None:
+        """Reason and detail when a row can be in no pack."""
+        spec = self.spec
+        size, most = spec.vision_bytes(sample), spec.max_pack_vision_bytes
         if size > most:
-            return f"its images take {size} bytes of the pool and a pack may take {most}: raise pool.bytes"
-        if sample.tokens > self.spec.max_tokens:
-            return f"it has {sample.tokens} tokens and a pack may have {self.spec.max_tokens}: raise packing.max_tokens"
-        return ""
+            detail = f"its images take {size} bytes of the pool and a pack may take {most}: raise pool.bytes"
+            return "too-many-image-bytes", detail
+        if sample.tokens > spec.max_tokens and not spec.own_pack:
+            detail = f"it has {sample.tokens} tokens and a pack may have {spec.max_tokens}: raise packing.max_tokens"
+            return "too-long", detail
+        for reason, key, number, limit in (
+            ("too-many-patches", "max_patches", sample.patches, spec.max_patches),
+            ("too-many-images", "max_images", len(sample.images), spec.max_images),
+        ):
+            if limit is not None and number > limit:
+                what = key.removeprefix("max_")
+                return reason, f"it has {number} {what} and a pack may have {limit}: raise packing.{key}"
+        return None
 
     def add(self, row: SampleMeta | SkippedRow) -> None:
         """The next row: carried ones first, ascending, then every position from the cursor on."""
-        expected = self._expected.popleft() if self._expected else self._next_position
+        expected = self._carried[0][0] if self._carried else self._next_position
         assert row.position == expected, f"row of position {row.position} came where {expected} was due"
         assert not self._ended, f"row of position {row.position} came after the end"
-        self._next_position = max(self._next_position, row.position + 1)
+        if self._carried:
+            _, due, heavy = self._carried.popleft()
+            if isinstance(row, SampleMeta):
+                self._enter(row, due, heavy)
+            return
+        self._next_position += 1
         self._incoming.append(row)
+        self._fill()
 
     def end(self) -> None:
         """No more rows come."""
@@ -69,68 +124,73 @@ class Composer:
         """Rows still to be added before the next step can be composed; a lower bound, positive while any is needed."""
         if self._over:
             return 0
-        waiting = [*self._window, *(row for row in self._incoming if isinstance(row, SampleMeta))]
-        missing = self._missing(waiting)
+        if self._carried:
+            return len(self._carried)
+        if self._window.full:
+            return 0
+        missing = self._window.missing
         return missing if self.spec.step_samples is not None else -(-missing // self.spec.max_tokens)
+
+    # --- steps --------------------------------------------------------------------------------------------------------
 
     def next(self) -> Step | None:
         """The next step, or None while rows are missing, and after the last."""
-        self._fill()
-        if not self._window or (self._missing(self._window) and not self._over):
+        if self._carried or not (self._window.full or self._over):
             return None
-        # After the last row turns go on: a row left over must not wait longer because none follow.
-        lacking = self._missing(self._window) if self.spec.step_samples is not None else 0
-        slots = POLICIES[self.spec.policy](self._window, self.spec, self.cost, self._cursor + lacking)
-        taken = {sample.position for slot in slots for pack in slot for sample in pack}
-        self._window = [sample for sample in self._window if sample.position not in taken]
+        loads = self._window.loads
+        if not loads:
+            return None
         self.step += 1
-        carried = tuple(sample.position for sample in self._window)
-        return _step(Phase.TRAIN, self.step, slots, self.spec, self.cost, self._cursor, carried)
+        due, due_packs = self._window.due(self.step) if self._policy.bounded else ([], [])
+        last = self._over and not self._incoming and not self._window.full
+        slots = self._policy.compose(Draw(loads, self.spec, self.cost, self._caps, due, due_packs, last))
+        taken = {load.position for slot in slots for pack in slot for load in pack.loads}
+        assert taken, "a step took no row"
+        assert all(load.position in taken for load in due), "a row that is due was left out"
+        self._window.take(taken)
+        state = self.state_dict()
+        self._fill()
+        return _step(Phase.TRAIN, self.step, slots, self.spec, self.cost, state)
 
     @property
     def _over(self) -> bool:
         """Whether all rows that will ever come are here."""
         horizon = self.spec.horizon
-        return self._ended or (horizon is not None and self._next_position >= horizon and not self._expected)
-
-    def _missing(self, samples: Sequence[SampleMeta]) -> int:
-        """Rows (or tokens, for a step of packs) that a window of these samples lacks."""
-        if self.spec.step_samples is not None:
-            return max(0, self._window_steps * self.spec.step_samples - len(samples))
-        assert self.spec.step_packs is not None
-        wanted = self._window_steps * self.spec.step_packs * self.spec.num_consumers * self.spec.max_tokens
-        return max(0, wanted - sum(sample.tokens for sample in samples))
+        return self._ended or (horizon is not None and self._next_position >= horizon and not self._carried)
 
     def _fill(self) -> None:
-        """Move rows into the window until it is full, and none beyond, so that arrival times change nothing."""
-        while self._incoming and self._missing(self._window):
+        """Rows into the window until it is full, and none beyond, so that arrival times change nothing."""
+        window = self._window
+        while self._incoming and not window.full:
             row = self._incoming.popleft()
-            self._cursor = max(self._cursor, row.position + 1)
+            self._cursor = row.position + 1
             if isinstance(row, SampleMeta):
-                assert not self.too_big(row), f"row {row.id}: {self.too_big(row)}"
-                self._window.append(row)
+                heavy = self.cost.length_cost(row.tokens) > self._heavy_above
+                self._enter(row, self.step + 1 + self.spec.wait_steps * (2 if heavy else 1), heavy)
+
+    def _enter(self, sample: SampleMeta, due: int, heavy: bool) -> None:
+        assert self.too_big(sample) is None, f"row {sample.id}: {self.too_big(sample)}"
+        self._window.add(self._caps.load(sample, self.cost, due, heavy))
+
+    def _heavy_cost(self) -> int:
+        short = max(1, self.spec.max_tokens // SHORT_SHARE)
+        return self.cost.length_cost(short) * self.spec.max_tokens // short
 
 
 def compose_eval(spec: CompositionSpec, cost: CostModel, samples: Sequence[SampleMeta], index: int) -> Step:
     """An evaluation pass over all samples after update `index`, in as few slots as the packs of the policy need."""
     if not samples:
-        return _step(Phase.EVAL, index, [], spec, cost, 0, ())
+        return _step(Phase.EVAL, index, [], spec, cost, {"cursor": 0})
     whole = replace(spec, step_samples=len(samples), step_packs=None, lookahead=1)
-    ordered = sorted(samples, key=lambda sample: sample.position)
-    slots = POLICIES[spec.policy](ordered, whole, cost, ordered[-1].position + 1)
-    return _step(Phase.EVAL, index, slots, spec, cost, 0, ())
+    caps = Caps.of(whole)
+    loads = sorted((caps.load(sample, cost) for sample in samples), key=lambda load: load.position)
+    slots = POLICIES[spec.policy].compose(Draw(loads, whole, cost, caps, last=True))
+    return _step(Phase.EVAL, index, slots, spec, cost, {"cursor": 0})
 
 
 def _step(
-    phase: Phase,
-    index: int,
-    slots: Slots,
-    spec: CompositionSpec,
-    cost: CostModel,
-    cursor: int,
-    carried: tuple[int, ...],
+    phase: Phase, index: int, slots: Slots, spec: CompositionSpec, cost: CostModel, state: Mapping[str, Any]
 ) -> Step:
     packs = build_packs(phase, index, slots, spec, cost)
-    positions = [sample.position for slot in slots for pack in slot for sample in pack]
-    last = max(positions, default=0)
-    return Step(phase, index, packs, len(positions), last // spec.num_rows, cursor, carried)
+    positions = [load.position for slot in slots for pack in slot for load in pack.loads]
+    return Step(phase, index, packs, len(positions), max(positions, default=0) // spec.num_rows, state)

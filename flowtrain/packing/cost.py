@@ -185,7 +185,12 @@ class CostModel:
     def unit_cost(self, samples: Iterable[SampleMeta]) -> int:
         """Encoder side, one call that encodes these samples."""
         cost = self.encode_cost(samples)
-        return cost + (self.unit >> SHIFT) if cost else 0
+        return cost + self.call if cost else 0
+
+    @property
+    def call(self) -> int:
+        """What an encoder call costs beside its images."""
+        return self.unit >> SHIFT
 
     def pairs(self, patches: int) -> int:
         """Pairs of patches of one image that attend to each other, over all layers."""

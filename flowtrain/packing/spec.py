@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
 
+from flowtrain.plan import Layout
 from flowtrain.types import SampleMeta
+
+Sync = Literal["step", "microbatch", "beat"]
+"""Where consumer ranks wait for one another: once a step, in every slot, or in every beat of a pipeline."""
+
+
+def sync_of(layout: Layout) -> Sync:
+    """The synchronisation pattern of a backbone's layout.
+
+    >>> sync_of(Layout(dp_replicate=4)), sync_of(Layout(dp_shard=8)), sync_of(Layout(dp_shard=4, pp=2))
+    ('step', 'microbatch', 'beat')
+    """
+    if layout.pp > 1:
+        return "beat"
+    return "microbatch" if layout.dp_shard > 1 or layout.ep > 1 else "step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +42,13 @@ class CompositionSpec:
         max_pack_vision_bytes: most pool bytes of a pack, headers included.
         horizon: first position that does not exist; None: epochs without end.
         block_bytes: pool bytes of one sample's features, header included.
+        max_patches: most encoder patches of a pack; None: any number.
+        max_images: most images of a pack; None: any number.
+        sync: where ranks wait for one another; follows from the layout (`sync_of`).
+        own_pack: whether a row of more than `max_tokens` gets a pack of its own; otherwise it cannot be composed.
+        max_wait_steps: most steps between a row's entry into the window and its training, for policies that bound it;
+            a row that alone costs more than a full pack of short ones may wait twice as long.
+        pad_tokens: a pack's padded length is a multiple of this.
     """
 
     num_rows: int
@@ -42,10 +64,27 @@ class CompositionSpec:
     max_pack_vision_bytes: int
     horizon: int | None
     block_bytes: Callable[[SampleMeta], int]
+    max_patches: int | None = None
+    max_images: int | None = None
+    sync: Sync = "step"
+    own_pack: bool = False
+    max_wait_steps: int = 4
+    pad_tokens: int = 1
 
     def __post_init__(self) -> None:
         assert (self.step_samples is None) != (self.step_packs is None), "give one of step_samples and step_packs"
         assert min(self.num_rows, self.max_tokens, self.lookahead, self.num_consumers, self.num_producers) > 0, self
+        assert min(self.max_wait_steps, self.pad_tokens) > 0, self
+
+    @property
+    def num_packs(self) -> int | None:
+        """Packs of a step over all ranks, where they are given."""
+        return None if self.step_packs is None else self.step_packs * self.num_consumers
+
+    @property
+    def wait_steps(self) -> int:
+        """The bound in force: a row is in the window for `lookahead` steps even in order of arrival."""
+        return max(self.max_wait_steps, self.lookahead)
 
     def vision_bytes(self, sample: SampleMeta) -> int:
         """Pool bytes of a sample; a row without images takes none."""

@@ -1,62 +1,119 @@
 """Packs with their encode units: whole samples of a pack, in order, that share one encoder call.
 
-A unit is closed when the next sample would take it past `max_unit_patches`. For a trainable encoder each unit goes to
-the producer with the least predicted work so far, in the order of need; a frozen encoder leaves the choice to the flow.
+1. Samples with images, in order, are cut into as few units of at most `max_unit_patches` as they fill, and the cuts are
+   placed so that the largest unit is as small as it can be. Rows of a pack may share a unit; a sample never has two.
+2. Trainable encoder: each unit has its producer. Slot by slot, in the order of need, the dearest unit goes to the
+   producer with the least predicted work so far (`deal`), which ends more evenly than dealing in order. A frozen
+   encoder leaves the choice to the flow.
+
+An encoder call keeps images and windows apart, so what shares a unit changes no feature.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Sequence
 from itertools import chain
 
 from flowtrain.packing.cost import CostModel
+from flowtrain.packing.load import Load
+from flowtrain.packing.policies import Slots
 from flowtrain.packing.spec import CompositionSpec
-from flowtrain.types import EncodeUnit, Pack, Phase, SampleMeta, UnitId
+from flowtrain.types import EncodeUnit, Pack, Phase, UnitId
+
+Group = list[Load]
 
 
 def build_packs(
-    phase: Phase, index: int, slots: Sequence[Sequence[Sequence[SampleMeta]]], spec: CompositionSpec, cost: CostModel
+    phase: Phase, index: int, slots: Slots, spec: CompositionSpec, cost: CostModel
 ) -> tuple[tuple[Pack, ...], ...]:
-    """Packs by slot and rank, their units numbered and given to producers."""
-    load = [0] * spec.num_producers
-
-    def unit_of(slot: int, rank: int, number: int, samples: Sequence[SampleMeta]) -> EncodeUnit:
-        producer = None
-        if spec.trainable_encoder:
-            producer = min(range(spec.num_producers), key=lambda rank: (load[rank], rank))
-            load[producer] += cost.encode_cost(samples)
-        return EncodeUnit(
-            id=UnitId(phase, index, slot, rank, number),
-            samples=tuple(samples),
-            patches=sum(sample.patches for sample in samples),
-            bytes=sum(spec.block_bytes(sample) for sample in samples),
-            producer=producer,
-        )
-
-    def pack_of(slot: int, rank: int, samples: Sequence[SampleMeta]) -> Pack:
-        groups = group_samples(samples, spec.max_unit_patches)
-        units = tuple(unit_of(slot, rank, number, group) for number, group in enumerate(groups))
-        return Pack(slot, rank, tuple(samples), units, cost.pack_cost(samples), cost.encode_cost(samples))
-
-    packs = tuple(
-        tuple(pack_of(slot, rank, samples) for rank, samples in enumerate(ranks)) for slot, ranks in enumerate(slots)
-    )
-    for pack in chain.from_iterable(packs):
-        encoded = [sample for unit in pack.units for sample in unit.samples]
-        assert encoded == [sample for sample in pack.samples if sample.images], "units and images of a pack differ"
-    return packs
+    """Packs by slot and rank, samples in position order, units numbered and given to producers."""
+    ordered = [[sorted(pack.loads, key=_position) for pack in slot] for slot in slots]
+    groups = [[group_loads(loads, spec.max_unit_patches) for loads in slot] for slot in ordered]
+    producers = deal(groups, spec.num_producers, cost.call) if spec.trainable_encoder else None
+    padded = _padded(slots, spec)
+    packs = []
+    for number, (slot, loads_of, groups_of) in enumerate(zip(slots, ordered, groups, strict=True)):
+        row = []
+        for rank, (pack, loads, parts) in enumerate(zip(slot, loads_of, groups_of, strict=True)):
+            dealt: Sequence[int | None] = [None] * len(parts) if producers is None else producers[number][rank]
+            units = tuple(
+                EncodeUnit(
+                    id=UnitId(phase, index, number, rank, place),
+                    samples=tuple([load.sample for load in part]),
+                    patches=sum([load.patches for load in part]),
+                    bytes=sum([load.vision_bytes for load in part]),
+                    producer=producer,
+                )
+                for place, (part, producer) in enumerate(zip(parts, dealt, strict=True))
+            )
+            assert sum(len(unit.samples) for unit in units) == sum(1 for load in loads if load.sample.images)
+            samples = tuple([load.sample for load in loads])
+            total = pack.cost + cost.fixed if loads else 0
+            row.append(Pack(number, rank, samples, units, total, pack.encode, padded[number][rank]))
+        packs.append(tuple(row))
+    return tuple(packs)
 
 
-def group_samples(samples: Sequence[SampleMeta], max_patches: int) -> list[list[SampleMeta]]:
-    """Samples with images, in order, in groups of at most `max_patches` (a larger one alone)."""
-    groups: list[list[SampleMeta]] = []
-    patches = 0
-    for sample in samples:
-        if not sample.images:
-            continue
-        if not groups or patches + sample.patches > max_patches:
+def group_loads(loads: Sequence[Load], max_patches: int) -> list[Group]:
+    """Step 1; a sample larger than `max_patches` goes alone."""
+    imaged = [load for load in loads if load.sample.images]
+    groups = _cut(imaged, max_patches)
+    if len(groups) < 2 or max_patches <= 0:
+        return groups
+    low, high = -(-sum(load.patches for load in imaged) // len(groups)), max_patches
+    while low < high:
+        middle = (low + high) // 2
+        if len(_cut(imaged, middle)) <= len(groups):
+            high = middle
+        else:
+            low = middle + 1
+    return _cut(imaged, high)
+
+
+def _cut(loads: Sequence[Load], most: int) -> list[Group]:
+    """In order, a unit is closed when the next sample would take it past `most`."""
+    groups: list[Group] = []
+    patches = most
+    for load in loads:
+        if patches + load.patches > most or not groups:
             groups.append([])
             patches = 0
-        groups[-1].append(sample)
-        patches += sample.patches
+        groups[-1].append(load)
+        patches += load.patches
     return groups
+
+
+def deal(groups: Sequence[Sequence[Sequence[Group]]], num_producers: int, call: int) -> list[list[list[int]]]:
+    """Step 2: `result[slot][rank][unit]` is a producer; `call` is the fixed cost of an encoder call.
+
+    >>> deal([[[[], []], [[]]]], 1, 0)
+    [[[0, 0], [0]]]
+    """
+    least = [(0, producer) for producer in range(num_producers)]
+    dealt: list[list[list[int]]] = []
+    for slot in groups:
+        dealt.append([[0] * len(parts) for parts in slot])
+        units = [
+            (-sum([load.encode for load in part]) - call, rank, place)
+            for rank, parts in enumerate(slot)
+            for place, part in enumerate(parts)
+        ]
+        for work, rank, place in sorted(units):
+            so_far, producer = least[0]
+            dealt[-1][rank][place] = producer
+            heapq.heapreplace(least, (so_far - work, producer))
+    return dealt
+
+
+def _padded(slots: Slots, spec: CompositionSpec) -> list[list[int]]:
+    """Length to which each pack is padded: with pipeline stages the same for all packs of the step."""
+    rounded = [[-(-pack.tokens // spec.pad_tokens) * spec.pad_tokens for pack in slot] for slot in slots]
+    if spec.sync != "beat":
+        return rounded
+    most = max(chain.from_iterable(rounded), default=0)
+    return [[most] * len(slot) for slot in rounded]
+
+
+def _position(load: Load) -> int:
+    return load.position

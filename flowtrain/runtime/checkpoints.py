@@ -108,7 +108,7 @@ class CheckpointWriter:
         with _disk(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        state = {"step": step.index, "cursor": step.cursor, "carried": list(step.carried), "epoch": step.epoch}
+        state = {"step": step.index, "epoch": step.epoch, "composition": dict(step.state)}
         self._pending.append(_Pending(step.index, folder, set(roles), state))
         self.newest = step.index
         return folder

@@ -157,7 +157,7 @@ class RowFeed:
         while (row := self.stream.take()) is not None:
             if isinstance(row, SampleMeta) and (too_big := self.composer.too_big(row)):
                 self.payloads.done([row])
-                row = SkippedRow(row.position, row.row, row.id, "too-many-image-bytes", str(too_big))
+                row = SkippedRow(row.position, row.row, row.id, *too_big)
             if isinstance(row, SkippedRow):
                 self._skipped.append(row)
             self.bad_share.add(row)

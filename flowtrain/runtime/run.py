@@ -268,15 +268,16 @@ def _controller(
     dump: bool,
 ) -> Controller:
     config, plan = inputs.config, inputs.plan
-    state = inputs.state or {"step": 0, "cursor": 0, "carried": []}
-    cursor, carried = state["cursor"], tuple(state["carried"])
     num_rows = len(inputs.train)
     payloads = Payloads()
-    composer = Composer(
-        spec, costs.of(inputs.first_step + 1).cost, cursor=cursor, carried=carried, step=inputs.first_step
-    )
+    composer = Composer(spec, costs.of(inputs.first_step + 1).cost)
+    if inputs.state is not None:
+        composer.load_state_dict(inputs.state["composition"])
+    at = composer.state_dict()
     block_rows = min(BLOCK_ROWS, max(spec.step_samples or BLOCK_ROWS, 1))
-    stream = SampleStream(num_rows, block_rows, plan.readers, start=cursor, carried=carried, end=spec.horizon)
+    stream = SampleStream(
+        num_rows, block_rows, plan.readers, start=at["cursor"], carried=at["carried"], end=spec.horizon
+    )
     feed = RowFeed(stream, composer, payloads, BadShare(config.data.max_bad_share, num_rows))
     eval_rows = EvalRows(len(inputs.eval), BLOCK_ROWS, plan.readers, payloads) if inputs.eval is not None else None
     producers = plan.producers.ranks

@@ -2,128 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
+from packing_rows import COST, SPEC, Row, assert_invariants, compose, row_lists, sample, specs
 
-from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
-from flowtrain.types import ImageMeta, Phase, SampleMeta, SkippedRow, Step
-
-Row = SampleMeta | SkippedRow
-
-COST = CostModel.from_coefficients(token=100.0, token_pair=1.0, trained_token=10.0, patch=20.0, patch_pair=0.5)
-MAX_TOKENS = 64
-
-
-def block_bytes(sample: SampleMeta) -> int:
-    return 64 + 64 * sample.vision_tokens
-
-
-SPEC = CompositionSpec(
-    num_rows=40,
-    step_samples=6,
-    step_packs=None,
-    policy="dynamic",
-    max_tokens=MAX_TOKENS,
-    lookahead=1,
-    num_consumers=2,
-    num_producers=1,
-    trainable_encoder=True,
-    max_unit_patches=40,
-    max_pack_vision_bytes=2048,
-    horizon=None,
-    block_bytes=block_bytes,
-)
-
-
-def sample(position: int, text: int, images: Sequence[int]) -> SampleMeta:
-    metas = tuple(ImageMeta(8, 8, tokens, 4 * tokens) for tokens in images)
-    return SampleMeta(position, position, f"row-{position}", text, sum(images), 1, metas)
-
-
-@st.composite
-def row_lists(draw: st.DrawFn, skipped: bool = True) -> list[Row]:
-    rows: list[Row] = []
-    for position in range(draw(st.integers(1, 40))):
-        if skipped and draw(st.integers(0, 9)) == 0:
-            rows.append(SkippedRow(position, position, f"row-{position}", "too-long", ""))
-        else:
-            images = draw(st.lists(st.integers(1, 6), max_size=4))
-            rows.append(sample(position, draw(st.integers(1, MAX_TOKENS - 24)), images))
-    return rows
-
-
-specs = st.builds(
-    lambda policy, lookahead, consumers, packs, trainable: replace(
-        SPEC,
-        policy=policy,
-        lookahead=lookahead,
-        num_consumers=consumers,
-        step_packs=packs,
-        step_samples=6 if packs is None else None,
-        trainable_encoder=trainable,
-    ),
-    st.sampled_from(["dynamic", "arrival"]),
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.sampled_from([None, None, 1, 2]),
-    st.booleans(),
-)
-
-
-def compose(composer: Composer, rows: Sequence[Row], eager: bool = False) -> list[Step]:
-    """All steps of these rows; `eager` adds all rows at once, otherwise only as many as are wanted."""
-    steps, waiting = [], list(rows)
-    while True:
-        while waiting and (eager or composer.wants()):
-            composer.add(waiting.pop(0))
-        if not waiting:
-            composer.end()
-        step = composer.next()
-        if step is not None:
-            steps.append(step)
-        elif not waiting:
-            return steps
-
-
-def assert_invariants(spec: CompositionSpec, rows: Sequence[Row], steps: Sequence[Step]) -> None:
-    trained = [taken.position for step in steps for taken in step.samples]
-    assert sorted(trained) == [row.position for row in rows if isinstance(row, SampleMeta)], "each row exactly once"
-    for number, step in enumerate(steps, start=1):
-        assert step.index == number
-        assert step.rows == len(step.samples) > 0
-        if spec.step_samples is not None:
-            assert step.rows == spec.step_samples or number == len(steps)
-        else:
-            assert len(step.slots) == spec.step_packs
-        loads = [0] * spec.num_producers
-        for k, slot in enumerate(step.slots):
-            assert [(pack.slot, pack.rank) for pack in slot] == [(k, rank) for rank in range(spec.num_consumers)]
-            for pack in slot:
-                assert pack.tokens <= spec.max_tokens
-                assert sum(spec.vision_bytes(s) for s in pack.samples) <= spec.max_pack_vision_bytes
-                assert pack.cost == spec_cost(pack.samples)
-                assert_units(spec, pack.samples, pack.units, loads)
-
-
-def spec_cost(samples: Sequence[SampleMeta]) -> int:
-    return sum(COST.sample_cost(s) for s in samples)
-
-
-def assert_units(spec: CompositionSpec, samples: Sequence[SampleMeta], units: Sequence, loads: list[int]) -> None:
-    assert [s for unit in units for s in unit.samples] == [s for s in samples if s.images]
-    for number, unit in enumerate(units):
-        assert unit.id.number == number
-        assert unit.patches <= spec.max_unit_patches or len(unit.samples) == 1
-        assert unit.bytes == sum(block_bytes(s) for s in unit.samples)
-        assert (unit.producer is not None) == spec.trainable_encoder
-        if unit.producer is not None:
-            assert loads[unit.producer] == min(loads), "the least loaded producer takes the next unit"
-            loads[unit.producer] += COST.encode_cost(unit.samples)
+from flowtrain.packing import POLICIES, Composer, CompositionSpec, compose_eval
+from flowtrain.types import Phase, SampleMeta, Step
 
 
 @settings(max_examples=80, deadline=None)
@@ -143,7 +32,7 @@ def test_when_rows_arrive_changes_nothing(spec: CompositionSpec, rows: list[Row]
 def test_producers_change_only_who_encodes(spec: CompositionSpec, rows: list[Row], num_producers: int) -> None:
     def without_producers(steps: list[Step]) -> list:
         return [
-            (step.cursor, step.carried, [(p.slot, p.rank, p.samples, [(u.id, u.samples) for u in p.units])])
+            (step.state, [(p.slot, p.rank, p.samples, [(u.id, u.samples) for u in p.units])])
             for step in steps
             for p in step.packs
         ]
@@ -161,23 +50,13 @@ def test_resume_from_any_step(spec: CompositionSpec, rows: list[Row], data: st.D
     if not steps:
         return
     at = data.draw(st.sampled_from(steps))
-    left = [rows[position] for position in at.carried] + list(rows[at.cursor :])
-    resumed = Composer(spec, COST, cursor=at.cursor, carried=at.carried, step=at.index)
+    left = [rows[position] for position in at.state["carried"]] + list(rows[at.cursor :])
+    resumed = Composer(spec, COST)
+    resumed.load_state_dict(json.loads(json.dumps(at.state)))
     assert compose(resumed, left) == steps[at.index :]
 
 
-@settings(max_examples=50, deadline=None)
-@given(row_lists(skipped=False), st.integers(1, 4))
-@example([sample(p, 9 if p == 11 else 1, [1] * (p > 1)) for p in range(37)], 4)
-def test_no_row_waits_longer_than_promised(rows: list[Row], lookahead: int) -> None:
-    spec = replace(SPEC, lookahead=lookahead)
-    for step in compose(Composer(spec, COST), rows):
-        for taken in step.samples:
-            turn = taken.position // 6 + 1
-            assert step.index <= turn + lookahead - (lookahead == 1)
-
-
-@pytest.mark.parametrize("policy", ["dynamic", "arrival"])
+@pytest.mark.parametrize("policy", sorted(POLICIES.keys() - {"wlb"}))  # which keeps long rows back
 def test_lookahead_of_one_takes_the_next_rows(policy: str) -> None:
     rows: list[Row] = [sample(p, 1 + 7 * p % 30, [1] * (p % 3)) for p in range(24)]
     steps = compose(Composer(replace(SPEC, policy=policy), COST), rows)
@@ -192,13 +71,14 @@ def test_arrival_closes_a_pack_when_the_next_row_does_not_fit() -> None:
     assert [[s.position for s in pack.samples] for pack in step.packs] == [[0, 1], [2], [3, 4, 5], []]
 
 
-def test_text_heavy_slots_come_first() -> None:
+@pytest.mark.parametrize(
+    ("trainable", "text_first"), [(False, [True, True, False, False]), (True, [True, False, False, True])]
+)
+def test_text_hides_the_start_of_encoding_and_the_end_of_its_backward(trainable: bool, text_first: list[bool]) -> None:
     rows: list[Row] = [sample(0, 10, [6] * 5), sample(1, 60, []), sample(2, 10, [6] * 5), sample(3, 60, [])]
-    spec = replace(SPEC, step_samples=4, num_consumers=1, max_pack_vision_bytes=10**6)
+    spec = replace(SPEC, step_samples=4, num_consumers=1, max_pack_vision_bytes=10**6, trainable_encoder=trainable)
     (step,) = compose(Composer(spec, COST), rows)
-    encode = [pack.encode_cost for pack in step.packs]
-    assert encode == sorted(encode)
-    assert encode[0] == 0 < encode[-1]
+    assert [pack.encode_cost == 0 for pack in step.packs] == text_first
 
 
 def test_dynamic_packs_are_close_to_equal() -> None:
@@ -259,8 +139,9 @@ def test_evaluation_without_rows_is_empty() -> None:
 
 def test_too_big_rows_are_told_with_both_numbers() -> None:
     composer = Composer(SPEC, COST)
-    assert composer.too_big(sample(0, 5, [6])) == ""
-    told = composer.too_big(sample(0, 5, [40]))
+    assert composer.too_big(sample(0, 5, [6])) is None
+    reason, told = composer.too_big(sample(0, 5, [40])) or ("", "")
+    assert reason == "too-many-image-bytes"
     assert "2624" in told
     assert "2048" in told
 

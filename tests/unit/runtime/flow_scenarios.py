@@ -101,7 +101,7 @@ def steps_of(scenario: Scenario) -> list[Step]:
                     packs.append(Pack(slot, rank, tuple(samples), tuple(units), 1.0, 1.0))
             width = scenario.num_consumers
             by_slot = tuple(tuple(packs[start : start + width]) for start in range(0, len(packs), width))
-            steps.append(Step(phase, index, by_slot, sum(len(p.samples) for p in packs), 0, position))
+            steps.append(Step(phase, index, by_slot, sum(len(p.samples) for p in packs), 0, {"cursor": position}))
     return steps
 
 

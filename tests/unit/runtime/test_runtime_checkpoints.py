@@ -11,7 +11,7 @@ BOTH = frozenset({Role.PRODUCER, Role.CONSUMER})
 
 
 def step(index: int) -> Step:
-    return Step(Phase.TRAIN, index, (), 0, 0, cursor=index * 10, carried=(1, 2))
+    return Step(Phase.TRAIN, index, (), 0, 0, {"cursor": index * 10, "carried": [1, 2]})
 
 
 def write(writer: CheckpointWriter, index: int) -> Path:
@@ -41,8 +41,7 @@ def test_state_goes_on_where_composition_stood(tmp_path: Path) -> None:
     folder = write(CheckpointWriter(tmp_path, keep=2), 4)
     assert read_state(folder) == {
         "step": 4,
-        "cursor": 40,
-        "carried": [1, 2],
+        "composition": {"cursor": 40, "carried": [1, 2]},
         "epoch": 0,
         "totals": {"steps": 4},
     }

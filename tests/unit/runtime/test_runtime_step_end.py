@@ -11,7 +11,7 @@ RANKS = frozenset({(Role.PRODUCER, 0), (Role.CONSUMER, 0), (Role.CONSUMER, 1)})
 
 def two_packs() -> Step:
     slots = (tuple(Pack(0, rank, (), (), 0.0, 0.0) for rank in range(2)),)
-    return Step(Phase.TRAIN, 7, slots, rows=4, epoch=0, cursor=4)
+    return Step(Phase.TRAIN, 7, slots, rows=4, epoch=0, state={"cursor": 4})
 
 
 def filled(losses: tuple[float, float] = (6.0, 4.0), **options: object) -> StepEnd:

@@ -1,0 +1,193 @@
+"""`dynamic`: packs of equal cost out of a window of several steps, with a promise on how long a row may wait.
+
+A step of given packs (K = packs over all ranks):
+
+1. *Budget*: what a pack full of short rows costs (`budget_of`). Every pack is to cost just that, so steps are alike.
+2. *Dear rows*, those that alone cost more than the budget, run together: as soon as there is one for every rank, or one
+   is due, they get a slot, whose budget is the dearest of them.
+3. Rows that are due come first; then the oldest rows, as many as take `PREFIX` of the budgets: dearest first into the
+   pack that lacks most; a row without room goes back.
+4. *Fill*: the pack that lacks most takes the dearest row that fits what it lacks, again until none fits.
+5. *Exchange*: a pack that still lacks something exchanges one of its rows for the one that brings it nearest.
+6. Slots, ranks and order of slots (`flowtrain.packing.slots`).
+
+A step of given rows: the rows that are due and one row, the oldest, of each stratum of cost; the fewest packs that hold
+them; exchange with rows left out, so that every pack costs the mean; moves between packs; slots as above.
+
+Invariants: all of `draw.due` are taken; caps are kept; the oldest row of the window is taken. Decisions compare whole
+numbers only, ties fall by position.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from itertools import chain
+
+from flowtrain.packing.balance import fewest_packs, improve, spread
+from flowtrain.packing.budget import budget_of
+from flowtrain.packing.load import Bin, Caps, Load
+from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.slots import ordered_slots, slots_of
+from flowtrain.packing.spec import CompositionSpec
+from flowtrain.packing.stock import Stock
+
+PREFIX_PERCENT = 97
+
+STOCK_PER_PACK = 4
+STOCK_ROWS = 1024
+"""Rows behind the oldest among which packs find what they lack: enough for a dense choice, few enough to be quick."""
+
+ROUNDS = 2
+"""Exchanges a pack may make."""
+
+EXCHANGE_ABOVE = 2000
+"""A pack that lacks less than this share (one in …) of its budget is left alone."""
+
+
+class Dynamic:
+    bounded = True
+
+    def steps_ahead(self, spec: CompositionSpec) -> int:
+        return spec.lookahead
+
+    def holds(self, load: Load, spec: CompositionSpec) -> bool:
+        return False
+
+    def compose(self, draw: Draw) -> Slots:
+        bins = _given_rows(draw) if draw.num_packs is None else _given_packs(draw, draw.num_packs)
+        return ordered_slots(slots_of(bins, draw.num_ranks), draw.spec.trainable_encoder)
+
+
+# --- steps of given packs ---------------------------------------------------------------------------------------------
+
+
+def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
+    if draw.last and (bins := spread(draw.loads, num_packs, draw.caps)) is not None:
+        improve(bins, draw.caps)
+        return bins
+    budget = budget_of(draw)
+    bins, budgets = _dear_slots(draw, num_packs, budget)
+    taken = {load.position for pack in bins for load in pack.loads}
+    due = [load for load in draw.due if load.position not in taken]
+    if not _place_due(due, bins, budgets, draw.caps):
+        bins = [draw.empty_pack() for _ in range(num_packs)]
+        for pack, loads in zip(bins, draw.due_packs, strict=False):
+            for load in loads:
+                pack.add(load)
+        budgets = [budget] * num_packs
+    taken = {load.position for pack in bins for load in pack.loads}
+    lacking = sum(most - pack.cost for pack, most in zip(bins, budgets, strict=True) if pack.cost < most)
+    prefix, behind = _oldest(draw, taken, lacking * PREFIX_PERCENT // 100, num_packs, max(budgets))
+    spilled = _longest_first(prefix, bins, budgets, draw.caps)
+    stock = Stock(chain(spilled, behind), draw.caps)
+    for number in sorted(range(num_packs), key=lambda n: (bins[n].cost - budgets[n], n)):
+        stock.fill(bins[number], budgets[number])
+    kept = draw.due[-1].due if draw.due else 0
+    for pack, most in zip(bins, budgets, strict=True):
+        for _ in range(ROUNDS):
+            if most - pack.cost <= most // EXCHANGE_ABOVE or not stock.exchange(pack, most, False, kept):
+                break
+    return bins
+
+
+def _dear_slots(draw: Draw, num_packs: int, budget: int) -> tuple[list[Bin], list[int]]:
+    """Step 2: packs and their budgets, dear rows placed as the first of their packs."""
+    ranks = draw.num_ranks
+    dear = sorted((load for load in draw.loads if load.cost > budget), key=lambda load: (load.due, load.position))
+    due = {load.position for load in draw.due}
+    num_due = max((number for number, load in enumerate(dear, start=1) if load.position in due), default=0)
+    num_slots = min(max(len(dear) // ranks, -(-num_due // ranks)), num_packs // ranks)
+    bins = [draw.empty_pack() for _ in range(num_packs)]
+    budgets = [budget] * num_packs
+    released = sorted(dear[: num_slots * ranks], key=lambda load: (-load.cost, load.position))
+    for slot in range(num_slots):
+        group = released[slot * ranks : (slot + 1) * ranks]
+        for rank in range(ranks):
+            budgets[slot * ranks + rank] = group[0].cost
+        for rank, load in enumerate(group):
+            bins[slot * ranks + rank].add(load)
+    return bins, budgets
+
+
+def _place_due(due: Sequence[Load], bins: Sequence[Bin], budgets: Sequence[int], caps: Caps) -> bool:
+    """Step 3, rows that must be in this step: where they fit the budget, else where they fit at all."""
+    if not due:
+        return True
+    for load in _longest_first(due, bins, budgets, caps):
+        fitting = [n for n in range(len(bins)) if (bins[n].room - load.use) & caps.guards == caps.guards]
+        if not fitting:
+            return False
+        bins[min(fitting, key=lambda n: (bins[n].cost - budgets[n], n))].add(load)
+    return True
+
+
+def _oldest(draw: Draw, taken: set[int], most: int, num_packs: int, dearest: int) -> tuple[list[Load], list[Load]]:
+    """The oldest rows that together cost at most `most`, and those behind them that packs may still choose from."""
+    prefix: list[Load] = []
+    behind: list[Load] = []
+    room = STOCK_PER_PACK * num_packs + STOCK_ROWS
+    for load in draw.loads:
+        if load.position in taken or load.cost > dearest:
+            continue
+        if most > 0:
+            most -= load.cost
+            prefix.append(load)
+        elif len(behind) < room:
+            behind.append(load)
+        else:
+            break
+    return prefix, behind
+
+
+def _longest_first(loads: Sequence[Load], bins: Sequence[Bin], budgets: Sequence[int], caps: Caps) -> list[Load]:
+    """Each row, dearest first, into the pack that lacks most; returns those for which it had no room."""
+    heap = [(pack.cost - most, number) for number, (pack, most) in enumerate(zip(bins, budgets, strict=True))]
+    heapq.heapify(heap)
+    guards, spilled = caps.guards, []
+    for load in sorted(loads, key=lambda load: (-load.cost, load.position)):
+        lack, number = heap[0]
+        pack = bins[number]
+        if lack + load.cost <= 0 and (pack.room - load.use) & guards == guards:
+            pack.add(load)
+            heapq.heapreplace(heap, (lack + load.cost, number))
+        else:
+            spilled.append(load)
+    return spilled
+
+
+# --- steps of given rows ----------------------------------------------------------------------------------------------
+
+
+def _given_rows(draw: Draw) -> list[Bin]:
+    assert draw.num_rows is not None
+    chosen = choose(draw.loads, draw.num_rows, draw.due)
+    bins = fewest_packs(chosen, draw.num_ranks, draw.caps)
+    taken = {load.position for load in chosen}
+    left = [load for load in draw.loads if load.position not in taken]
+    if left:
+        target = sum(pack.cost for pack in bins) // len(bins)
+        stock = Stock(left[: STOCK_PER_PACK * len(bins) + STOCK_ROWS], draw.caps)
+        kept = draw.due[-1].due if draw.due else 0
+        for pack in bins:
+            for _ in range(ROUNDS):
+                if abs(target - pack.cost) <= target // EXCHANGE_ABOVE or not stock.exchange(pack, target, True, kept):
+                    break
+    improve(bins, draw.caps)
+    return bins
+
+
+def choose(loads: Sequence[Load], num_rows: int, due: Sequence[Load]) -> list[Load]:
+    """The rows of a step, out of a window in position order.
+
+    The rest beside those due is sorted by cost and cut into as many strata as rows are missing; the oldest row of each
+    stratum is taken. So every step has its share of dear rows, and its cost is near the mean.
+    """
+    chosen = list(due)
+    taken = {load.position for load in due}
+    rest = sorted((load for load in loads if load.position not in taken), key=lambda load: (load.cost, load.position))
+    missing = min(num_rows - len(chosen), len(rest))
+    for number in range(missing):
+        stratum = rest[number * len(rest) // missing : (number + 1) * len(rest) // missing]
+        chosen.append(min(stratum, key=lambda load: load.position))
+    return chosen

@@ -1,0 +1,72 @@
+"""What a policy is asked for, and what it gives.
+
+    Window ──Draw──▶ Policy.compose ──▶ packs by slot and rank     rows left out are carried to the next step
+
+A policy takes exactly `num_rows` rows (all that are left when there are fewer), or makes exactly `num_packs` packs.
+It keeps the caps of every pack and takes at least one row. Where `bounded`, it takes every row of `draw.due`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from flowtrain.packing.cost import CostModel
+from flowtrain.packing.load import Bin, Caps, Load
+from flowtrain.packing.spec import CompositionSpec
+
+Slots = list[list[Bin]]
+"""`slots[slot][rank]`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """One step to be composed.
+
+    Attributes:
+        loads: the window, in position order; never empty.
+        spec, cost, caps: the rules.
+        due: rows that must be in this step, and packs that hold them.
+        due_packs: packs that hold the due rows, within the caps and no more than the step has.
+        last: whether no rows will come beside these.
+    """
+
+    loads: Sequence[Load]
+    spec: CompositionSpec
+    cost: CostModel
+    caps: Caps
+    due: Sequence[Load] = ()
+    due_packs: Sequence[Sequence[Load]] = ()
+    last: bool = False
+
+    @property
+    def num_ranks(self) -> int:
+        return self.spec.num_consumers
+
+    @property
+    def num_packs(self) -> int | None:
+        return self.spec.num_packs
+
+    @property
+    def num_rows(self) -> int | None:
+        """Rows of this step, where they are given."""
+        return None if self.spec.step_samples is None else min(self.spec.step_samples, len(self.loads))
+
+    def empty_pack(self) -> Bin:
+        return Bin(self.caps.room)
+
+
+class Policy(Protocol):
+    """One way to compose. `bounded`: whether it keeps the promise on waiting (`flowtrain.packing.window`)."""
+
+    bounded: bool
+
+    def steps_ahead(self, spec: CompositionSpec) -> int:
+        """Steps of rows that it looks at."""
+
+    def holds(self, load: Load, spec: CompositionSpec) -> bool:
+        """Whether a row may wait in a queue beside the window."""
+
+    def compose(self, draw: Draw) -> Slots:
+        """The packs of one step."""
