@@ -16,6 +16,7 @@ Invariants (`assert_invariants` of the tests):
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -34,12 +35,16 @@ SHORT_SHARE = 8
 
 
 class Composer:
-    """See the module's page. `cost` may be set between steps: it holds from the next step on."""
+    """See the module's page. `cost` may be set between steps: it holds from the next step on.
+
+    Which rows are heavy is fixed by the cost with which the first composer of a run began, in tokens: rows enter when
+    they arrive, which may be before or after a new cost, and must not be told apart by that.
+    """
 
     def __init__(self, spec: CompositionSpec, cost: CostModel) -> None:
         self.spec = spec
-        self.cost = cost
         self.step = 0
+        self._cost = cost
         self._caps = Caps.of(spec)
         self._policy = POLICIES[spec.policy]
         self._window = Window(
@@ -55,7 +60,17 @@ class Composer:
         """Position, due and heavy of rows that come again."""
         self._incoming: deque[SampleMeta | SkippedRow] = deque()
         self._ended = False
-        self._heavy_above = self._heavy_cost()
+        self._heavy_above = heavy_tokens(spec, cost)
+
+    @property
+    def cost(self) -> CostModel:
+        return self._cost
+
+    @cost.setter
+    def cost(self, cost: CostModel) -> None:
+        if cost != self._cost:
+            self._cost = cost
+            self._window.recost(cost)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -70,6 +85,7 @@ class Composer:
             "carried": [position for position, _, _ in carried],
             "due": [due for _, due, _ in carried],
             "heavy": [position for position, _, heavy in carried if heavy],
+            "heavy_above": self._heavy_above,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -77,6 +93,7 @@ class Composer:
         assert not self._window.loads, "a state is loaded before rows are added"
         assert not self._incoming, "a state is loaded before rows are added"
         self.step, self._cursor, self._next_position = state["step"], state["cursor"], state["cursor"]
+        self._heavy_above = state["heavy_above"]
         heavy = set(state["heavy"])
         pairs = zip(state["carried"], state["due"], strict=True)
         self._carried = deque((position, due, position in heavy) for position, due in pairs)
@@ -165,16 +182,19 @@ class Composer:
             row = self._incoming.popleft()
             self._cursor = row.position + 1
             if isinstance(row, SampleMeta):
-                heavy = self.cost.length_cost(row.tokens) > self._heavy_above
+                heavy = row.tokens > self._heavy_above
                 self._enter(row, self.step + 1 + self.spec.wait_steps * (2 if heavy else 1), heavy)
 
     def _enter(self, sample: SampleMeta, due: int, heavy: bool) -> None:
         assert self.too_big(sample) is None, f"row {sample.id}: {self.too_big(sample)}"
         self._window.add(self._caps.load(sample, self.cost, due, heavy))
 
-    def _heavy_cost(self) -> int:
-        short = max(1, self.spec.max_tokens // SHORT_SHARE)
-        return self.cost.length_cost(short) * self.spec.max_tokens // short
+
+def heavy_tokens(spec: CompositionSpec, cost: CostModel) -> int:
+    """Tokens above which a row alone costs more than a full pack of short ones."""
+    short = max(1, spec.max_tokens // SHORT_SHARE)
+    full = cost.length_cost(short) * spec.max_tokens // short
+    return bisect_right(range(spec.max_tokens + 1), full, key=cost.length_cost) - 1
 
 
 def compose_eval(spec: CompositionSpec, cost: CostModel, samples: Sequence[SampleMeta], index: int) -> Step:

@@ -23,6 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
+from flowtrain.packing.cost import CostModel
 from flowtrain.packing.load import FIELD, Caps, Load
 from flowtrain.packing.spec import CompositionSpec
 
@@ -122,6 +123,10 @@ class Window:
             else:
                 left.append(load)
         self.loads, self._layout = left, None
+
+    def recost(self, cost: CostModel) -> None:
+        """Costs by another model; what was promised stays."""
+        self.loads = [self.caps.load(load.sample, cost, load.due, load.heavy) for load in self.loads]
 
     def due(self, step: int) -> tuple[list[Load], list[list[Load]]]:
         """Rows that step `step` must have, and the packs of the layout's first step that show that they fit."""

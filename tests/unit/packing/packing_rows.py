@@ -143,9 +143,8 @@ def assert_waits(spec: CompositionSpec, steps: Sequence[Step]) -> None:
     """The promise on waiting; what entered the window is told by the steps' cursors."""
     if POLICIES[spec.policy].bounded and steps:
         assert max(row_waits(steps)) <= 2 * spec.wait_steps
-        ordinary = [
-            wait
-            for wait, taken in zip(row_waits(steps), [s for step in steps for s in step.samples], strict=True)
-            if COST.length_cost(taken.tokens) <= COST.length_cost(spec.max_tokens // 8) * 8
-        ]
+        taken = [sample for step in steps for sample in step.samples]
+        most = COST.length_cost(spec.max_tokens // 8) * 8
+        waits = zip(row_waits(steps), taken, strict=True)
+        ordinary = [wait for wait, sample in waits if COST.length_cost(sample.tokens) <= most]
         assert max(ordinary, default=0) <= spec.wait_steps

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing_rows import COST, SPEC, Row, assert_invariants, compose, row_lists, sample, specs
 
-from flowtrain.packing import POLICIES, Composer, CompositionSpec, compose_eval
+from flowtrain.packing import POLICIES, Composer, CompositionSpec, CostModel, compose_eval
 from flowtrain.types import Phase, SampleMeta, Step
 
 
@@ -151,3 +151,31 @@ def test_rows_out_of_order_are_our_bug() -> None:
     composer.add(sample(0, 5, []))
     with pytest.raises(AssertionError, match="position 2 came where 1 was due"):
         composer.add(sample(2, 5, []))
+
+
+@settings(max_examples=50, deadline=None)
+@given(specs, row_lists(), st.integers(0, 5), st.booleans())
+def test_a_new_cost_holds_from_its_step_whenever_rows_came(
+    spec: CompositionSpec, rows: list[Row], at: int, eager: bool
+) -> None:
+    dearer = CostModel.from_coefficients(token=1.0, token_pair=0.5, patch=1.0)
+
+    def with_change(eager: bool) -> list[Step]:
+        composer, steps, waiting = Composer(spec, COST), [], list(rows)
+        while True:
+            while waiting and (eager or composer.wants()):
+                composer.add(waiting.pop(0))
+            if not waiting:
+                composer.end()
+            composer.cost = dearer if len(steps) >= at else COST
+            step = composer.next()
+            if step is not None:
+                steps.append(step)
+            elif not waiting:
+                return steps
+
+    steps = with_change(eager)
+    assert steps == with_change(not eager)
+    for step in steps:
+        cost = dearer if step.index > at else COST
+        assert all(pack.cost == cost.pack_cost(pack.samples) for pack in step.packs)
