@@ -1,0 +1,193 @@
+"""Sizes of samples, as the plan needs them: from `flowtrain data scan`, from a trace, or assumed and said so.
+
+| file | columns read |
+|---|---|
+| `*.sizes.jsonl` (scan) | text_tokens, vision_tokens, trained_tokens, images: [height, width, tokens, patches] |
+| `*.parquet` (trace) | n_text_tokens, n_vision_tokens, n_answer_tokens, unit_tokens or image_tokens or n_images |
+
+A trace without images of its own has them of equal size in a sample. Of a long file every n-th row is taken.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from flowtrain.allocator.load import Integers
+from flowtrain.errors import ConfigError
+
+MAX_SAMPLES = 4096
+TRAINED_SHARE = 0.5
+"""Of the text tokens, where a file does not say which are trained."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DataStats:
+    """Columns by sample, and by image: its tokens and the sample it belongs to."""
+
+    source: str
+    text_tokens: Integers
+    vision_tokens: Integers
+    trained_tokens: Integers
+    image_tokens: Integers
+    image_sample: Integers
+    audio_tokens: Integers
+
+    def __len__(self) -> int:
+        return len(self.text_tokens)
+
+    @property
+    def lengths(self) -> Integers:
+        return self.text_tokens + self.vision_tokens + self.audio_tokens
+
+    def within(self, max_tokens: int) -> DataStats:
+        """Without the samples that are longer, which a run skips."""
+        kept = self.lengths <= max_tokens
+        if not kept.any():
+            raise ConfigError(
+                f"every sample of {self.source} is longer than {max_tokens} tokens: raise packing.max_tokens"
+            )
+        number = np.cumsum(kept) - 1
+        images = kept[self.image_sample]
+        return replace(
+            self,
+            text_tokens=self.text_tokens[kept],
+            vision_tokens=self.vision_tokens[kept],
+            trained_tokens=self.trained_tokens[kept],
+            image_tokens=self.image_tokens[images],
+            image_sample=number[self.image_sample[images]],
+            audio_tokens=self.audio_tokens[kept],
+        )
+
+    def scaled(self, images: float = 1.0, length: float = 1.0) -> DataStats:
+        """`images` times as many images a sample (of the same size); everything `length` times as long."""
+        factor = images * length
+        whole, part = int(factor), factor - int(factor)
+        rows = np.arange(len(self.image_tokens))
+        # A part of the images once more, evenly spread over the file; the mean is what the plan reads.
+        more = np.flatnonzero(np.floor((rows + 1) * part) > np.floor(rows * part))
+        taken = np.concatenate([np.tile(rows, whole), more]).astype(np.int64)
+        vision = np.zeros_like(self.vision_tokens)
+        np.add.at(vision, self.image_sample[taken], self.image_tokens[taken])
+        return replace(
+            self,
+            source=f"{self.source}, scaled",
+            text_tokens=np.rint(self.text_tokens * length).astype(np.int64),
+            vision_tokens=vision,
+            trained_tokens=np.rint(self.trained_tokens * length).astype(np.int64),
+            image_tokens=self.image_tokens[taken],
+            image_sample=self.image_sample[taken],
+            audio_tokens=np.rint(self.audio_tokens * length).astype(np.int64),
+        )
+
+    def summary(self) -> str:
+        with_images = len(np.unique(self.image_sample)) / len(self)
+        text, vision = self.text_tokens.mean(), self.vision_tokens.mean()
+        return (
+            f"{self.source}: {text:.0f} text and {vision:.0f} vision tokens a sample in "
+            f"{len(self.image_tokens) / len(self):.1f} images, {100 * with_images:.0f} % of the samples with images, "
+            f"longest {self.lengths.max()} tokens"
+        )
+
+
+def read_stats(path: Path) -> DataStats:
+    """Sizes in a file of a form above.
+
+    Raises:
+        ConfigError: it cannot be read, or has no row with sizes.
+    """
+    try:
+        rows = _trace_rows(path) if path.suffix == ".parquet" else _scan_rows(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}; give a file of row sizes") from None
+    if not rows:
+        raise ConfigError(f"{path} has no row with sizes: give what `flowtrain data scan` writes, or a trace")
+    return _stats(path.name, rows)
+
+
+def assumed_stats(audio: bool = False) -> DataStats:
+    """Where nothing is known: 15 % text, the rest with one to four images of 256 to 1,280 tokens; stated as assumed.
+
+    `audio`: a fifth of the samples have 750 tokens of sound, half a minute.
+    """
+    rows = []
+    for number in range(240):
+        text = (120, 180, 260, 380, 560, 820, 1200, 1760)[number % 8]
+        images = (
+            []
+            if number % 20 < 3
+            else [(256, 512, 729, 1024, 1280)[(number + k) % 5] for k in range(1 + number % 7 // 2)]
+        )
+        rows.append(_Row(text, text // 2, images, 750 if audio and number % 5 == 0 else 0))
+    return _stats("assumed data", rows)
+
+
+@dataclass(frozen=True, slots=True)
+class _Row:
+    text: int
+    trained: int
+    images: Sequence[int]
+    audio: int = 0
+
+
+def _stats(source: str, rows: Sequence[_Row]) -> DataStats:
+    counts = [len(row.images) for row in rows]
+
+    def column(values: Sequence[int]) -> Integers:
+        return np.array(values, dtype=np.int64)
+
+    return DataStats(
+        source=source,
+        text_tokens=column([row.text for row in rows]),
+        vision_tokens=column([sum(row.images) for row in rows]),
+        trained_tokens=column([row.trained for row in rows]),
+        image_tokens=column([tokens for row in rows for tokens in row.images]),
+        image_sample=np.repeat(np.arange(len(rows)), counts),
+        audio_tokens=column([row.audio for row in rows]),
+    )
+
+
+def _scan_rows(path: Path) -> list[_Row]:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    rows = []
+    for number, line in enumerate(lines[:: max(1, len(lines) // MAX_SAMPLES)]):
+        try:
+            row = json.loads(line)
+            if "skipped" in row:
+                continue
+            rows.append(_Row(row["text_tokens"], row["trained_tokens"], [image[2] for image in row["images"]]))
+        except (ValueError, KeyError, TypeError, IndexError):
+            raise ConfigError(
+                f"{path}, row {number + 1} taken: no sizes as `flowtrain data scan` writes them"
+            ) from None
+    return rows
+
+
+def _trace_rows(path: Path) -> list[_Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except pa.ArrowException as error:
+        raise ConfigError(f"{path} is no parquet file ({' '.join(str(error).split())[:120]})") from None
+    if "n_text_tokens" not in table.column_names:
+        raise ConfigError(f"{path} has no column n_text_tokens: give a trace of row sizes")
+    step = max(1, table.num_rows // MAX_SAMPLES)
+    return [_trace_row(row) for row in table.take(list(range(0, table.num_rows, step))).to_pylist()]
+
+
+def _trace_row(row: Mapping[str, Any]) -> _Row:
+    text = int(row["n_text_tokens"])
+    vision = int(row.get("n_vision_tokens") or 0)
+    images = row.get("unit_tokens") or row.get("image_tokens")
+    if not images and vision:
+        num = max(1, int(row.get("n_images") or 1))
+        images = [vision // num + (1 if k < vision % num else 0) for k in range(num)]
+    answer = row.get("n_answer_tokens")
+    return _Row(text, min(text, int(answer)) if answer else round(text * TRAINED_SHARE), [int(t) for t in images or ()])
