@@ -12,8 +12,8 @@ One line: seconds ≈ Σ coefficient · feature, found in these steps.
 3. Non-negative least squares; then again with the weights of residuals (Huber, then Tukey), so that a call that was
    interrupted, or the first of its kind, has no say.
 
-Invariants: coefficients are finite and never negative; the same calls give the same line; a line that is not better
-than the scaled FLOPs model, or bad in itself, is not used (`Line.trusted`). Times reach composition by the decision log
+Invariants: coefficients are finite and never negative; the same calls give the same line; a line that is worse than
+the scaled FLOPs model, or bad in itself, is not used (`Line.trusted`). Times reach composition by the decision log
 alone (contract C1).
 """
 
@@ -46,6 +46,9 @@ LEAST_NOISE = 0.01
 """Relative noise of a call's time that is assumed at least: times are never exact."""
 
 WORST_ERROR = 0.25
+WORSE = 1.05
+"""How much larger than the scaled FLOPs model's error a line's may be: where both are alike either will do."""
+
 WORST_R2 = 0.2
 SPREAD = 0.15
 """Relative spread of the calls, as the FLOPs model sees them, from which a line must explain `WORST_R2` of the times:
@@ -80,7 +83,7 @@ class Line:
     @property
     def trusted(self) -> bool:
         explains = self.spread < SPREAD or self.r2 >= WORST_R2
-        return explains and self.error <= WORST_ERROR and self.error <= self.scaled_error
+        return explains and self.error <= WORST_ERROR and self.error <= WORSE * self.scaled_error
 
     @property
     def usable(self) -> tuple[float, ...]:

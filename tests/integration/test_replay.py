@@ -14,7 +14,7 @@ from flowtrain.errors import ConfigError
 
 COMMON = (
     "consumers.num=2",
-    "train.step={samples: 24}",
+    "train.step={packs: 4}",
     "train.max_steps=11",
     "packing={max_tokens: 256, lookahead: 2, cost: fitted}",
     "data.eval=null",
@@ -40,7 +40,7 @@ def costs(run_dir: Path) -> list[dict[str, Any]]:
 @pytest.mark.timeout(300)
 def test_a_fitted_run_is_repeated_by_its_log(train: Train, copy_of: Callable[[Path, str], Path]) -> None:
     # Consumers that sleep before each pack: the fit sees a large fixed part, which the FLOPs model does not know.
-    fitted = train("emoji", *COMMON, "debug.delays={consumer_pack_ms: {0: 60, 1: 60}}", name="fitted")
+    fitted = train("emoji", *COMMON, "debug.delays={consumer_pack_ms: {0: 100, 1: 100}}", name="fitted")
     found = costs(fitted)
     assert [entry["source"] for entry in found][:2] == ["model", "fitted"]
     assert all(1 < entry["step"] <= 11 for entry in found[1:])
