@@ -175,10 +175,19 @@ class PoolConfig(Section):
 
 
 class PackingConfig(Section):
-    policy: Literal["dynamic", "arrival"] = Field("dynamic", description="How packs are built.")
+    policy: Literal["dynamic", "arrival", "ffd", "raw_size", "paper", "karmarkar_karp", "wlb"] = Field(
+        "dynamic", description="How packs are built; all but `dynamic` are there to compare with."
+    )
     max_tokens: Positive = Field(1024, description="Most tokens of a pack, images included.")
+    max_images: Positive | None = Field(None, description="Most images of a pack; a row with more is counted.")
+    max_patches: Positive | None = Field(
+        None, description="Most encoder patches of a pack; a row with more is counted."
+    )
     lookahead: Positive = Field(
         3, description="Steps of rows among which a step is chosen; 1: a step is exactly the next rows."
+    )
+    max_wait_steps: Positive = Field(
+        4, description="Steps after which a row is trained at the latest; dearer than a whole pack: twice as many."
     )
     cost: Literal["model", "fitted"] = Field(
         "model", description="`model`: FLOPs of the shape; `fitted`: from measured times, logged so that runs repeat."

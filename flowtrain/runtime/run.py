@@ -20,7 +20,7 @@ from flowtrain.config.schema import Config
 from flowtrain.data.sources import Source, open_source
 from flowtrain.data.stream import SampleStream
 from flowtrain.errors import ConfigError, DataError, Interrupted, Terminated
-from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
+from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval, sync_of
 from flowtrain.plan import Plan
 from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
@@ -229,6 +229,11 @@ def composition(inputs: Inputs) -> CompositionSpec:
         max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
         horizon=inputs.horizon,
         block_bytes=lambda sample: block_bytes(inputs.sample_bytes(sample)),
+        max_patches=config.packing.max_patches,
+        max_images=config.packing.max_images,
+        sync=sync_of(inputs.plan.consumers.layout),
+        own_pack=config.packing.on_long_row == "own_pack",
+        max_wait_steps=config.packing.max_wait_steps,
     )
 
 

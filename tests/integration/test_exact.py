@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from integration_runs import Train, make_config
 
+from flowtrain.packing import POLICIES
 from flowtrain.types import Module
 from flowtrain.verify.run import check_config, compare_run
 
@@ -60,6 +61,21 @@ def test_decoupled_equals_plain(train: Train, freeze: str, sides: str) -> None:
 )
 def test_other_ways_equal_plain(train: Train, overrides: tuple[str, ...]) -> None:
     outcome = verify(train, "emoji", 2, "train.step={samples: 8}", *overrides)
+    assert outcome.verdict.ok, outcome.verdict.sentence
+
+
+@pytest.mark.parametrize("policy", [name for name in POLICIES if name not in ("arrival", "dynamic")])
+def test_every_policy_equals_plain(train: Train, policy: str) -> None:
+    """Two consumers; the default policy and `arrival` stand in the tests above."""
+    overrides = (f"packing={{policy: {policy}, max_tokens: 512}}", "consumers.num=2", "train.step={samples: 8}")
+    outcome = verify(train, "emoji", 2, *overrides)
+    assert outcome.verdict.ok, outcome.verdict.sentence
+    assert outcome.rows == 16
+
+
+def test_a_row_in_a_pack_of_its_own_equals_plain(train: Train) -> None:
+    own = ("packing={max_tokens: 96, on_long_row: own_pack}", "data.max_seq_len=1024", "train.step={packs: 4}")
+    outcome = verify(train, "emoji", 2, *own)
     assert outcome.verdict.ok, outcome.verdict.sentence
 
 

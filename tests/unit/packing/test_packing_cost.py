@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from typing import get_args
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowtrain.packing import CostModel
+from flowtrain.config.schema import PackingConfig
+from flowtrain.packing import POLICIES, CostModel
 from flowtrain.types import ImageMeta, SampleMeta
 
 coefficients = st.fixed_dictionaries(
@@ -83,3 +85,7 @@ def test_the_reference_has_the_published_share_of_attention() -> None:
 def test_the_log_gives_back_the_same_model(real: dict[str, float]) -> None:
     cost = CostModel.from_coefficients(**real)
     assert CostModel.from_dict(json.loads(json.dumps(cost.to_dict()))) == cost
+
+
+def test_the_config_knows_every_policy() -> None:
+    assert set(get_args(PackingConfig.model_fields["policy"].annotation)) == POLICIES.keys()
