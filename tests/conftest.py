@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections import deque
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,3 +50,21 @@ def digits() -> Path:
 def emoji() -> Path:
     """`examples/emoji`: emoji.yaml, model/, data/{train,test}.jsonl (0 to 24 pictures a row)."""
     return ROOT / "examples/emoji"
+
+
+@pytest.fixture(autouse=True)
+def directories_are_sound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Whatever a test did with the pool's directories, their invariants hold after it."""
+    from flowtrain.pool.directory import Directory
+
+    made: deque[Directory] = deque(maxlen=100)
+    initialize = Directory.__init__
+
+    def remember(directory: Directory, segments: Mapping[int, int], *rest: Any, **named: Any) -> None:
+        initialize(directory, segments, *rest, **named)
+        made.append(directory)
+
+    monkeypatch.setattr(Directory, "__init__", remember)
+    yield
+    for directory in made:
+        directory.assert_invariants()

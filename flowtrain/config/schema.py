@@ -253,6 +253,7 @@ class DelayConfig(Section):
 
 class DebugConfig(Section):
     delays: DelayConfig = DelayConfig()
+    pool_journal: bool = Field(False, description="Write every reservation and release to RUN_DIR/pool.csv.")
     faults: tuple[Fault, ...] = Field((), description="Faults planted on purpose, to prove that `verify` sees them.")
 
 

@@ -136,7 +136,7 @@ class Flow:
         for unit in state.pack.units:
             refs = [state.refs[s.position] for s in unit.samples if s.position in state.refs]
             if returning and refs:
-                self.directory.gradient_written(refs)
+                self.directory.gradient_written(refs, (Role.CONSUMER, answer.rank))
                 self._returnable.add(unit.id)
             else:
                 if returning:
@@ -201,7 +201,7 @@ class Flow:
                 self._steps[state.key].begun = True
                 pack, bad = state.pack, self._steps[state.key].bad
                 refs = tuple(state.refs[s.position] for s in pack.samples if s.position in state.refs)
-                self.directory.lease(refs)
+                self.directory.lease(refs, (Role.CONSUMER, rank), gradient=self._returns_gradients(state.key))
                 self._pack_in_flight[state.key, pack.slot, pack.rank] = state
                 phase, index = state.key
                 masked = tuple(s.position for s in pack.samples if s.position in bad)

@@ -24,6 +24,7 @@ METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 DECISIONS_FILE = "decisions.jsonl"
 SUMMARY_FILE = "summary.json"
+POOL_FILE = "pool.csv"
 
 
 def finite(value: Any) -> Any:
@@ -120,6 +121,7 @@ class RunFiles:
         self._metrics = JsonLines(run_dir / METRICS_FILE, resume_step, warn)
         self._samples = JsonLines(run_dir / SAMPLES_FILE, resume_step, warn)
         self._decisions = JsonLines(run_dir / DECISIONS_FILE, resume_step, warn)
+        self._pool: TextIO | None = None
 
     def metrics(self, record: dict[str, Any]) -> None:
         """One step's record (`StepMetrics.to_record`)."""
@@ -133,6 +135,13 @@ class RunFiles:
         """One decision that holds from `step` on (contract C1)."""
         self._decisions.write({"step": step, "kind": kind, **fields})
 
+    def pool_event(self, event: str, address: int, num_bytes: int) -> None:
+        """One line of pool.csv (`debug.pool_journal`); the file is opened by the first."""
+        if self._pool is None:
+            self._pool = (self.run_dir / POOL_FILE).open("w", encoding="utf-8")
+            self._pool.write("event,address,bytes\n")
+        self._pool.write(f"{event},{address},{num_bytes}\n")
+
     def summary(self, summary: dict[str, Any]) -> None:
         """Write summary.json at once and whole; warns when that fails."""
         path = self.run_dir / SUMMARY_FILE
@@ -145,6 +154,8 @@ class RunFiles:
         """Idempotent."""
         for file in (self._metrics, self._samples, self._decisions):
             file.close()
+        if self._pool is not None:
+            self._pool.close()
 
     def __enter__(self) -> RunFiles:
         return self

@@ -11,7 +11,7 @@ from flowtrain.pool.client import PoolClient
 from flowtrain.pool.directory import Directory
 from flowtrain.pool.private import PrivateSegment
 from flowtrain.pool.transport import make_transports
-from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
+from flowtrain.types import EmbeddingRef, Phase, Role, TensorSpec, UnitId
 
 SEGMENT_BYTES = 1 << 14
 
@@ -37,7 +37,7 @@ def test_units_in_and_out_of_a_small_segment(seed: int) -> None:
             for ref in refs:
                 assert torch.equal(reader.get(ref)[0], torch.full((ref.bytes // 64, 16), float(ref.position)))
             reader.release(refs)
-            directory.lease(refs)
+            directory.lease(refs, (Role.CONSUMER, 0))
             directory.release(done)
             frees += directory.frees(2)
         pool.free(frees)

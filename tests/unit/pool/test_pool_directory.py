@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import deque
+from collections.abc import Callable
 
 import pytest
 from hypothesis import given
@@ -12,8 +13,12 @@ from hypothesis import strategies as st
 from flowtrain.pool.address import make_address, owner_of
 from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
+from flowtrain.pool.lease import LEGAL, Event, Holder, IllegalTransition, Lease
 from flowtrain.pool.space import OwnerSpace
-from flowtrain.types import Address, EmbeddingRef, Phase, UnitId
+from flowtrain.types import Address, EmbeddingRef, Phase, Role, UnitId
+
+A: Holder = (Role.CONSUMER, 0)
+B: Holder = (Role.CONSUMER, 1)
 
 
 def unit_id(number: int, slot: int = 0) -> UnitId:
@@ -48,33 +53,103 @@ def test_a_ring_has_room_again_only_once_its_frees_are_handed_out() -> None:
     assert directory.room(0, [256])
 
 
-def test_a_block_goes_through_its_states_in_order() -> None:
-    directory = Directory({0: 4096})
-    unit = unit_id(0)
-    directory.reserve(0, unit, [64])
-    ref = ref_of(unit, make_address(0, HEADER_BYTES), 64)
-    with pytest.raises(AssertionError, match="is reserved, expected written"):
-        directory.lease([ref])
-    directory.written([ref])
-    with pytest.raises(AssertionError, match="is written, expected reserved"):
-        directory.written([ref])
-    with pytest.raises(AssertionError, match="is written, expected leased"):
-        directory.gradient_written([ref])
-    directory.lease([ref])
-    directory.gradient_written([ref])
-    directory.release(unit)
-    with pytest.raises(AssertionError, match="released twice"):
-        directory.release(unit)
-    with pytest.raises(AssertionError, match="has no block"):
-        directory.lease([ref])
-
-
-def test_features_nobody_has_read_are_not_given_back() -> None:
+def one_block(state: Lease) -> tuple[Directory, EmbeddingRef]:
+    """A directory with one block in this state, which is not `RELEASED`."""
     directory = Directory({0: 4096})
     directory.reserve(0, unit_id(0), [64])
-    directory.written([ref_of(unit_id(0), make_address(0, HEADER_BYTES), 64)])
-    with pytest.raises(AssertionError, match="before anyone has read it"):
+    ref = ref_of(unit_id(0), make_address(0, HEADER_BYTES), 64)
+    if state is Lease.RESERVED:
+        return directory, ref
+    directory.written([ref])
+    if state is not Lease.WRITTEN:
+        directory.lease([ref], A, gradient=state is not Lease.LEASED)
+    if state is Lease.GRADIENT:
+        directory.gradient_written([ref], A)
+    if state is Lease.LOST:
+        directory.expire(A)
+    return directory, ref
+
+
+EVENTS: dict[Event, Callable[[Directory, EmbeddingRef], object]] = {
+    Event.WRITE: lambda directory, ref: directory.written([ref]),
+    Event.LEASE: lambda directory, ref: directory.lease([ref], B),
+    Event.LEASE_FOR_GRADIENT: lambda directory, ref: directory.lease([ref], B, gradient=True),
+    Event.WRITE_GRADIENT: lambda directory, ref: directory.gradient_written([ref], A),
+    Event.RELEASE: lambda directory, ref: directory.release(ref.unit),
+}
+
+
+@pytest.mark.parametrize("event", EVENTS)
+@pytest.mark.parametrize("state", [state for state in Lease if state is not Lease.RELEASED])
+def test_every_event_in_every_state_is_legal_or_told_with_the_story(state: Lease, event: Event) -> None:
+    directory, ref = one_block(state)
+    assert directory.state(ref.address) is state
+    before, after = LEGAL[event]
+    if state in before:
+        EVENTS[event](directory, ref)
+        if after is not Lease.RELEASED:
+            assert directory.state(ref.address) is after
+    else:
+        told = f"is {state.value} and cannot {event.value}.*story by number of event: 1: reserved for unit 0 of train"
+        with pytest.raises(IllegalTransition, match=told):
+            EVENTS[event](directory, ref)
+        assert directory.state(ref.address) is state
+    directory.assert_invariants()
+
+
+@pytest.mark.parametrize("event", EVENTS)
+def test_a_released_block_is_told_with_its_whole_story(event: Event) -> None:
+    directory, ref = one_block(Lease.GRADIENT)
+    directory.release(ref.unit)
+    if event is Event.RELEASE:
+        with pytest.raises(AssertionError, match="released twice"):
+            EVENTS[event](directory, ref)
+        return
+    with pytest.raises(IllegalTransition) as caught:
+        EVENTS[event](directory, ref)
+    for part in ("was released", "1: reserved", "2: written", "3: leased by consumer 0 for a gradient", "5: released"):
+        assert part in str(caught.value)
+    assert len(caught.value.story) == 5
+
+
+def test_leases_of_a_dead_process_expire_and_those_of_others_stay() -> None:
+    directory = Directory({0: 4096})
+    directory.reserve(0, unit_id(0), [64, 64, 64])
+    refs = [ref_of(unit_id(0), make_address(0, HEADER_BYTES + 128 * i, i), 64, i) for i in range(3)]
+    directory.written(refs)
+    directory.lease(refs[:2], A)
+    directory.lease(refs[1:2], B)
+    directory.lease(refs[2:], A, gradient=True)
+    assert directory.holders(refs[1].address) == {A, B}
+    with pytest.raises(IllegalTransition, match="leased by consumer 1 already"):
+        directory.lease(refs[1:2], B)
+    assert directory.expire(A) == ((refs[0].address,), (refs[2].address,))
+    states = [directory.state(ref.address) for ref in refs]
+    assert states == [Lease.WRITTEN, Lease.LEASED, Lease.LOST]
+    assert directory.expire(A) == ((), ())
+    directory.assert_invariants()
+    with pytest.raises(IllegalTransition, match="is lost and cannot have a gradient"):
+        directory.gradient_written(refs[2:], A)
+    directory.lease(refs[:1], B)
+    directory.release(unit_id(0))
+    assert directory.used_bytes() == 0
+    directory.assert_invariants()
+
+
+def test_a_gradient_comes_from_the_one_who_holds_the_lease() -> None:
+    directory, ref = one_block(Lease.PENDING)
+    with pytest.raises(IllegalTransition, match="gradient from consumer 1, who holds no lease"):
+        directory.gradient_written([ref], B)
+
+
+def test_a_refused_release_releases_none_of_the_unit() -> None:
+    directory = Directory({0: 4096})
+    directory.reserve(0, unit_id(0), [64, 64])
+    directory.written([ref_of(unit_id(0), make_address(0, HEADER_BYTES + 128, 1), 64)])
+    with pytest.raises(IllegalTransition, match="is written and cannot be released"):
         directory.release(unit_id(0))
+    assert directory.used_bytes() == 256
+    directory.assert_invariants()
 
 
 def test_an_announcement_that_is_not_what_was_reserved_is_refused() -> None:
@@ -82,14 +157,23 @@ def test_an_announcement_that_is_not_what_was_reserved_is_refused() -> None:
     directory.reserve(0, unit_id(0), [64])
     directory.reserve(0, unit_id(1), [64])
     first, second = make_address(0, HEADER_BYTES), make_address(0, HEADER_BYTES + 128, generation=1)
-    with pytest.raises(AssertionError, match="has no block"):
+    with pytest.raises(IllegalTransition, match="was never reserved"):
         directory.written([ref_of(unit_id(0), make_address(0, 640), 64)])
-    with pytest.raises(AssertionError, match="lies in a block of unit"):
+    with pytest.raises(IllegalTransition, match="lies in a block of unit"):
         directory.written([ref_of(unit_id(0), second, 64)])
-    with pytest.raises(AssertionError, match="has 60 payload bytes, reserved were 64"):
+    with pytest.raises(IllegalTransition, match="has 60 payload bytes, reserved were 64"):
         directory.written([ref_of(unit_id(0), first, 60)])
     with pytest.raises(AssertionError, match="reserved already"):
         directory.reserve(0, unit_id(0), [64])
+
+
+def test_the_journal_has_every_event_in_order() -> None:
+    seen: list[tuple[str, Address, int]] = []
+    directory = Directory({0: 4096}, journal=lambda *event: seen.append(event))
+    directory.reserve(0, unit_id(0), [100])
+    directory.release(unit_id(0))
+    (address,) = directory.frees(0)
+    assert seen == [("reserve", address, 192), ("release", address, 192), ("free", address, 0)]
 
 
 PAYLOADS = st.lists(st.integers(1, 700), min_size=1, max_size=4)
@@ -126,7 +210,7 @@ def test_owners_allocate_what_the_directory_foresaw(
         if unit.number not in bad:
             refs = [ref_of(unit, address, n) for address, n in zip(addresses, sizes, strict=True)]
             directory.written(refs)
-            directory.lease(refs)
+            directory.lease(refs, A)
         done.append(unit)
 
     while released < len(units):
