@@ -95,26 +95,26 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def main(name: str, measure: Callable[[int], Result], seed: int = 0) -> None:
-    """Parse the command line, measure, write the record, and leave with the exit code that the checks ask for."""
+def main(name: str, measure: Callable[[int], Result], seed: int = 0, arguments: Sequence[str] | None = None) -> None:
+    """Parse the command line (or `arguments`), measure, write the record, leave with the exit code of the checks."""
     parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
     parser.add_argument("--json", type=Path, help="write the record to this file")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is not kept")
     parser.add_argument("--seed", type=int, default=seed)
-    arguments = parser.parse_args()
-    result = measure(arguments.seed)
+    options = parser.parse_args(arguments)
+    result = measure(options.seed)
     checks = [check.to_dict() for check in result.checks]
     print(table(result.rows), table(checks), sep="\n\n")
-    if arguments.json:
+    if options.json:
         record = {
             "benchmark": name,
             **environment(),
             "settings": dict(result.settings),
-            "seed": arguments.seed,
+            "seed": options.seed,
             "rows": [dict(row) for row in result.rows],
             "checks": checks,
         }
-        arguments.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
-    if arguments.check and not all(check.ok for check in result.checks):
+        options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    if options.check and not all(check.ok for check in result.checks):
         failed = ", ".join(check.name for check in result.checks if not check.ok)
         sys.exit(f"benchmark {name}: limits not kept: {failed}")

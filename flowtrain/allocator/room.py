@@ -2,9 +2,10 @@
 
 The packs of one slot run together, one for each of R consumer ranks, and their embeddings may all lie in one segment.
 A ring that is given blocks of S bytes in all, none above B, holds them wherever its head stands when S + B ≤ capacity.
-With S = R · cap this gives the largest cap:
+With S = R · cap this gives the largest cap. A segment of more than 64 GiB has F fences, none crossed by a block, and
+each may leave a gap like the one at the end:
 
-    R · cap + B ≤ smallest segment,   B = block of a row of `max_row_tokens`, all of them vision
+    R · cap + F · B ≤ smallest segment,   B = block of a row of `max_row_tokens`, all of them vision
 
 A consumer that cannot read in place copies a pack into a ring of its own, which must hold the packs in flight to it:
 
@@ -42,18 +43,18 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
     num_consumers = len(plan.consumers.ranks)
     largest = largest_block_bytes(config, shape)
     sending = min(plan.producers.ranks, key=lambda rank: rank.segment_bytes)
-    needed = (num_consumers + 1) * largest
+    needed = (num_consumers + gaps(sending.segment_bytes)) * largest
     if needed > sending.segment_bytes:
         raise PlanError(
             f"pool.bytes gives each of {len(plan.producers.ranks)} producers a segment of {sending.segment_bytes} "
             f"bytes and a slot of {num_consumers} packs with one full row of {config.max_row_tokens} tokens each needs "
             f"{needed} bytes: {_remedy(plan, sending, needed)}"
         )
-    room = (sending.segment_bytes - largest) // num_consumers
+    room = (sending.segment_bytes - gaps(sending.segment_bytes) * largest) // num_consumers
     receiving = [rank for rank in plan.consumers.ranks if rank.segment_bytes]
     if receiving:
         smallest = min(receiving, key=lambda rank: rank.segment_bytes)
-        needed = (PACKS_HELD + 1) * largest
+        needed = (PACKS_HELD + gaps(smallest.segment_bytes)) * largest
         if needed > smallest.segment_bytes:
             raise PlanError(
                 f"pool.bytes gives consumer {smallest.rank} on node {smallest.node} a segment of "
@@ -61,7 +62,7 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
                 f"full row of {config.max_row_tokens} tokens each need {needed} bytes: "
                 f"{_remedy(plan, smallest, needed)}"
             )
-        room = min(room, (smallest.segment_bytes - largest) // PACKS_HELD)
+        room = min(room, (smallest.segment_bytes - gaps(smallest.segment_bytes) * largest) // PACKS_HELD)
     return room // ALIGNMENT * ALIGNMENT
 
 
@@ -71,10 +72,18 @@ def _remedy(plan: Plan, tight: RankPlan, needed: int) -> str:
     return f"set pool.bytes to {sharing * to_pages(needed)} or more, or lower data.max_seq_len"
 
 
+def gaps(segment_bytes: int) -> int:
+    """Places of a segment that a block may not lie across, its end included."""
+    return -(-segment_bytes // FENCE_BYTES)
+
+
 def to_pages(size: int) -> int:
     """Rounded up to whole pages."""
     return -(-size // PAGE_BYTES) * PAGE_BYTES
 
+
+FENCE_BYTES = 64 * 2**30
+"""No block lies across a multiple of it; `flowtrain.pool.arena` has the same figure, and a test holds them together."""
 
 PAGE_BYTES = 4096
 """Segments are whole pages."""

@@ -172,6 +172,9 @@ class PoolConfig(Section):
     transport: Literal["auto", "shm", "local", "nixl", "ray"] = Field(
         "auto", description="`auto`: by pair; `local` in one process, `shm` on one node, `nixl` or `ray` between nodes."
     )
+    huge_pages: Literal["auto", "off", "explicit"] = Field(
+        "auto", description="`auto`: transparent where allowed; `explicit`: of those reserved by vm.nr_hugepages."
+    )
 
 
 class PackingConfig(Section):

@@ -31,7 +31,7 @@ from flowtrain.pool.block import (
     write_header,
 )
 from flowtrain.pool.host import host_identity
-from flowtrain.pool.pin import pin, unpin
+from flowtrain.pool.pin import Pinned, pin, unpin
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.pool.space import OwnerSpace
 from flowtrain.pool.transport import Span, Transport, choose_transport
@@ -70,7 +70,7 @@ class PoolClient:
         self._chosen: dict[int, tuple[Transport, int]] = {}
         self._held: dict[Address, memoryview] = {}
         self._changed: dict[Address, EmbeddingRef] = {}
-        self._pin: int | None = None
+        self._pin = Pinned()
         self._seconds = 0.0
         self._bytes_in: Counter[str] = Counter()
         self._bytes_out: Counter[str] = Counter()
@@ -202,12 +202,7 @@ class PoolClient:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of all segments reached that this process has page-locked."""
-        own = self._segment.bytes if self._segment is not None and self._pin is not None else 0
-        return own + sum(transport.pinned_bytes for transport in self._transports.values())
-
-    def page_bytes(self) -> int:
-        """Bytes of this process's segment that were touched so far; 0 without one."""
-        return 0 if self._segment is None else self._segment.page_bytes()
+        return self._pin.bytes + sum(transport.pinned_bytes for transport in self._transports.values())
 
     def close(self) -> None:
         """Let go of all segments; idempotent. Memory ends with the last view of it."""
@@ -216,9 +211,8 @@ class PoolClient:
         self._chosen.clear()
         for transport in self._transports.values():
             transport.close()
-        if self._pin is not None:
-            unpin(self._pin)
-            self._pin = None
+        unpin(self._pin)
+        self._pin = Pinned()
         if self._segment is not None:
             self._segment.close()
 

@@ -1,7 +1,10 @@
 """Page-locks a segment where this process uses a GPU, so that copies to it run at full speed and asynchronously.
 
-One registration for each segment, never one for each tensor: the driver allows few, and refuses very large ones. A
-refusal costs speed only: the segment stays pageable, with one warning, and is missing in `PoolClient.pinned_bytes`.
+    segment │ chunk of FENCE_BYTES │ chunk of FENCE_BYTES │ rest │     one registration each, never one for each tensor
+
+The driver allows few registrations, refuses very large ones, and no copy may cross from one into the next: chunks end
+where the arena has its fences, and no block lies across a fence. A refusal costs speed only: what is not locked stays
+pageable, with one warning, and is missing in `pool/pinned_bytes`.
 """
 
 from __future__ import annotations
@@ -9,12 +12,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-MAX_REGISTRATION_BYTES = 256 * 2**30
-"""Drivers refuse a single registration of 512 GiB; a copy may not cross from one registration into the next."""
+from flowtrain.pool.arena import FENCE_BYTES
 
 _PORTABLE = 1
 
@@ -22,34 +24,43 @@ _holders: Counter[int] = Counter()
 """How often each locked address was asked for: in one process a producer and a consumer share a segment."""
 
 
-def pin(memory: memoryview) -> int | None:
-    """Lock the pages of `memory`; returns what `unpin` takes, or None when nothing was locked.
+class Pinned(NamedTuple):
+    """Addresses of the registrations of one segment, and their bytes."""
+
+    starts: tuple[int, ...] = ()
+    bytes: int = 0
+
+
+def pin(memory: memoryview, chunk_bytes: int = FENCE_BYTES) -> Pinned:
+    """Lock the pages of `memory`, as much of it as the driver allows; give what it returns to `unpin`.
 
     A process that has not touched a GPU locks nothing: that would make a device context in every CPU process of a GPU
     node.
     """
     if not memory.nbytes or not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return None
-    if memory.nbytes > MAX_REGISTRATION_BYTES:
-        _warn(memory.nbytes, f"larger than {MAX_REGISTRATION_BYTES} bytes")
-        return None
+        return Pinned()
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
-    if not _holders[start]:
-        result = int(_cudart().cudaHostRegister(start, memory.nbytes, _PORTABLE))
-        if result:
-            _forget_refusal()
-            _warn(memory.nbytes, f"CUDA error {result}; is `ulimit -l` too low?")
-            return None
-    _holders[start] += 1
-    return start
+    starts: list[int] = []
+    for offset in range(0, memory.nbytes, chunk_bytes):
+        num_bytes = min(chunk_bytes, memory.nbytes - offset)
+        if not _holders[start + offset]:
+            result = int(_cudart().cudaHostRegister(start + offset, num_bytes, _PORTABLE))
+            if result:
+                _forget_refusal()
+                _warn(memory.nbytes - offset, memory.nbytes, result)
+                return Pinned(tuple(starts), offset)
+        _holders[start + offset] += 1
+        starts.append(start + offset)
+    return Pinned(tuple(starts), memory.nbytes)
 
 
-def unpin(start: int) -> None:
+def unpin(pinned: Pinned) -> None:
     """End one hold on a locked segment; the last one unlocks it."""
-    _holders[start] -= 1
-    if not _holders[start]:
-        del _holders[start]
-        _cudart().cudaHostUnregister(start)
+    for start in pinned.starts:
+        _holders[start] -= 1
+        if not _holders[start]:
+            del _holders[start]
+            _cudart().cudaHostUnregister(start)
 
 
 def _forget_refusal() -> None:
@@ -62,9 +73,10 @@ def _cudart() -> Any:
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 
-def _warn(num_bytes: int, why: str) -> None:
+def _warn(num_bytes: int, segment_bytes: int, error: int) -> None:
     warnings.warn(
-        f"a pool segment of {num_bytes} bytes stays pageable ({why}): copies to the GPU are slower",
+        f"{num_bytes} of {segment_bytes} bytes of a pool segment stay pageable (CUDA error {error}; is `ulimit -l` too "
+        f"low?): copies to the GPU are slower",
         RuntimeWarning,
         stacklevel=3,
     )

@@ -2,33 +2,36 @@
 
 from __future__ import annotations
 
-import ctypes
 import itertools
 import mmap
 import os
+from typing import Literal
 
 from flowtrain.errors import PlanError
 from flowtrain.pool.host import host_identity
-from flowtrain.pool.segment import Endpoints, SegmentHandle, check_segment_bytes, remember
+from flowtrain.pool.pages import HugePages, reserve_pages
+from flowtrain.pool.segment import Endpoints, OwnSegment, Segment, SegmentHandle, check_segment_bytes, remember
 
 _numbers = itertools.count(1)
 
 
 class PrivateSegment:
-    """Anonymous memory of fixed size; pages appear when they are touched. The same calls as `Segment`."""
+    """Anonymous memory of fixed size, all of it reserved. The same calls as `Segment`."""
 
-    def __init__(self, owner: int, num_bytes: int) -> None:
+    def __init__(self, owner: int, num_bytes: int, huge_pages: Literal["auto", "off"] = "auto") -> None:
         check_segment_bytes(owner, num_bytes)
         self.owner = owner
         self.bytes = num_bytes
         self._number = -next(_numbers)
         try:
-            self._mapping: mmap.mmap | None = mmap.mmap(-1, num_bytes)
+            mapping = mmap.mmap(-1, num_bytes)
         except OSError as error:
             raise PlanError(
                 f"a pool segment of {num_bytes} bytes cannot be mapped ({error.strerror}): "
-                f"lower pool.bytes, or raise the memory limit of the process"
+                f"lower pool.bytes, or raise the memory limit of the process (ulimit -v)"
             ) from error
+        reserve_pages(mapping, -1, num_bytes, huge_pages, f"the segment of pool owner {owner}")
+        self._mapping: mmap.mmap | None = mapping
         self.memory = memoryview(self._mapping)
         remember(self._number, self)
 
@@ -37,20 +40,17 @@ class PrivateSegment:
         here = host or host_identity()
         return SegmentHandle(self.owner, os.getpid(), -1, self.bytes, self._number, here, endpoints=endpoints or {})
 
-    def page_bytes(self) -> int:
-        """Bytes of the pages touched so far."""
-        if self._mapping is None:
-            return 0
-        num_pages = -(-self.bytes // mmap.PAGESIZE)
-        resident = (ctypes.c_ubyte * num_pages)()
-        start = ctypes.addressof(ctypes.c_char.from_buffer(self._mapping))
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.mincore(ctypes.c_void_p(start), ctypes.c_size_t(self.bytes), resident) != 0:
-            code = ctypes.get_errno()
-            raise OSError(code, os.strerror(code))
-        return sum(flag & 1 for flag in resident) * mmap.PAGESIZE
-
     def close(self) -> None:
         """Let go of the memory; idempotent. It ends with the last view of it."""
         self._mapping = None
         self.memory = memoryview(b"")
+
+
+def make_segment(owner: int, num_bytes: int, huge_pages: HugePages, *, shared: bool) -> OwnSegment:
+    """A process's own segment: memory that others can map, or private where nobody else will.
+
+    Explicit huge pages come as a file in either case.
+    """
+    if not shared and huge_pages != "explicit":
+        return PrivateSegment(owner, num_bytes, huge_pages)
+    return Segment.create(owner, num_bytes, f"flowtrain-pool-{owner}", huge_pages)

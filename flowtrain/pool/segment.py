@@ -6,8 +6,8 @@
         └────────────── same pages ─────────────┘
 
 The memory goes with its last mapping; it has no name, so nothing is left in /dev/shm and nothing is to be unlinked.
-Pages appear when they are first touched, so a segment costs what was used of it. The size is sealed: no process can
-make another one's mapping fault by shrinking it.
+All pages are reserved when the segment is made (`flowtrain.pool.pages`), so a write never meets a machine that has run
+out of them. The size is sealed: no process can make another one's mapping fault by shrinking it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from weakref import WeakValueDictionary
 from flowtrain.errors import LostProcessError, PlanError
 from flowtrain.pool.address import MAX_SEGMENT_BYTES, Region, machine_of_owner
 from flowtrain.pool.host import host_identity
+from flowtrain.pool.pages import HugePages, huge_page_bytes, huge_pages_free, populate, reserve_pages
 
 Endpoints = Mapping[str, bytes]
 """By name of a transport, what it needs to reach a segment from another machine."""
@@ -67,9 +68,6 @@ class OwnSegment(Protocol):
     def handle(self, endpoints: Endpoints | None = None, host: str | None = None) -> SegmentHandle:
         """How others reach it, now that these transports have made themselves reachable."""
 
-    def page_bytes(self) -> int:
-        """Bytes of the pages touched so far."""
-
     def close(self) -> None:
         """Let go of the memory; idempotent. It ends with the last view of it."""
 
@@ -106,22 +104,33 @@ class Segment:
         self.bytes = num_bytes
         self._fd = fd
         try:
-            self.memory = memoryview(mmap.mmap(fd, num_bytes))
+            self._mapping: mmap.mmap | None = mmap.mmap(fd, os.fstat(fd).st_size)
         except OSError as error:
             raise PlanError(
-                f"the segment of {num_bytes} bytes of pool owner {owner} cannot be mapped "
-                f"({error.strerror}): lower pool.bytes, or raise the memory limit of the process"
+                f"the segment of {num_bytes} bytes of pool owner {owner} cannot be mapped ({error.strerror}): "
+                f"lower pool.bytes, or raise the memory limit of the process (ulimit -v)"
             ) from error
+        self.memory = memoryview(self._mapping)[:num_bytes]
 
     @classmethod
-    def create(cls, owner: int, num_bytes: int, name: str) -> Segment:
-        """A new segment; `name` shows in /proc/PID/maps and need not be unique."""
+    def create(cls, owner: int, num_bytes: int, name: str, huge_pages: HugePages = "auto") -> Segment:
+        """A new segment, all of its pages reserved; `name` shows in /proc/PID/maps and need not be unique.
+
+        Raises:
+            PlanError: the machine has not the memory, or not the huge pages.
+        """
         check_segment_bytes(owner, num_bytes)
-        fd = os.memfd_create(name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        whose = f"the segment of pool owner {owner}"
+        page = _check_huge_pages(whose, num_bytes) if huge_pages == "explicit" else 1
+        file_bytes = -(-num_bytes // page) * page
+        flags = os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | (os.MFD_HUGETLB if huge_pages == "explicit" else 0)
+        fd = os.memfd_create(name, flags)
         try:
-            os.ftruncate(fd, num_bytes)
+            os.ftruncate(fd, file_bytes)
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             segment = cls(owner, fd, num_bytes)
+            assert segment._mapping is not None
+            reserve_pages(segment._mapping, fd, file_bytes, huge_pages, whose)
         except BaseException:
             os.close(fd)
             raise
@@ -149,11 +158,14 @@ class Segment:
                 ) from error
             raise _lost(handle, f"{path}: {error.strerror}") from error
         found = os.fstat(fd)
-        if (found.st_ino, found.st_size) != (handle.inode, handle.bytes):
+        if found.st_ino != handle.inode or not _fits(found.st_size, handle.bytes):
             os.close(fd)
             raise _lost(handle, f"its descriptor is another file of {found.st_size} bytes by now")
         try:
-            return cls(handle.owner, fd, handle.bytes)
+            segment = cls(handle.owner, fd, handle.bytes)
+            assert segment._mapping is not None
+            populate(segment._mapping)
+            return segment
         except BaseException:
             os.close(fd)
             raise
@@ -168,7 +180,7 @@ class Segment:
         return SegmentHandle(self.owner, os.getpid(), self._fd, self.bytes, inode, here, endpoints=endpoints or {})
 
     def page_bytes(self) -> int:
-        """Bytes of the pages touched so far, by whichever process."""
+        """Bytes of the pages that it has: all of them, from the start."""
         return os.fstat(self._fd).st_blocks * 512
 
     def close(self) -> None:
@@ -179,7 +191,26 @@ class Segment:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+            self._mapping = None
             self.memory = memoryview(b"")
+
+
+def _fits(file_bytes: int, num_bytes: int) -> bool:
+    """Whether a file is of the segment's size, or of that size in whole explicit huge pages."""
+    page = huge_page_bytes()
+    return file_bytes == num_bytes or (page > 0 and file_bytes == -(-num_bytes // page) * page)
+
+
+def _check_huge_pages(whose: str, num_bytes: int) -> int:
+    """Size of an explicit huge page; `PlanError` when there are too few."""
+    page, free = huge_page_bytes(), huge_pages_free()
+    need = -(-num_bytes // page) if page else 0
+    if not page or need > free:
+        raise PlanError(
+            f"pool.huge_pages: explicit asks for {need or 'explicit'} huge pages for {whose} and the machine has "
+            f"{free} of {page} bytes free: raise vm.nr_hugepages by {max(need - free, 1)}, or set it to auto"
+        )
+    return page
 
 
 def _lost(handle: SegmentHandle, what: str) -> LostProcessError:

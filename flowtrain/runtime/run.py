@@ -288,8 +288,9 @@ def _controller(
     producers = plan.producers.ranks
     sides = {Role.PRODUCER: producers, Role.CONSUMER: plan.consumers.ranks}
     owners = producer_owners(plan)
+    journal = ledger.files.pool_event if config.debug.pool_journal else None
     flow = Flow(
-        Directory({owner: rank.segment_bytes for owner, rank in zip(owners, producers, strict=True)}),
+        Directory({owner: rank.segment_bytes for owner, rank in zip(owners, producers, strict=True)}, journal),
         num_producers=len(producers),
         owners=owners,
         num_consumers=len(plan.consumers.ranks),

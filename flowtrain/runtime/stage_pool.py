@@ -14,8 +14,8 @@ from __future__ import annotations
 
 from flowtrain.config.schema import Config
 from flowtrain.pool.client import PoolClient
-from flowtrain.pool.private import PrivateSegment
-from flowtrain.pool.segment import OwnSegment, Segment
+from flowtrain.pool.private import make_segment
+from flowtrain.pool.segment import OwnSegment
 from flowtrain.pool.transport import Transport, make_transports
 from flowtrain.pool.transport.nixl_agent import why_missing
 from flowtrain.runtime.executor import StageSpec
@@ -44,11 +44,7 @@ def make_pool(
     segment: OwnSegment | None = None
     if num_bytes:
         assert spec.owner is not None, "a process with a segment has an owner id"
-        segment = (
-            PrivateSegment(spec.owner, num_bytes)
-            if local
-            else Segment.create(spec.owner, num_bytes, f"flowtrain-pool-{spec.owner}")
-        )
+        segment = make_segment(spec.owner, num_bytes, config.pool.huge_pages, shared=not local)
     transports: dict[str, Transport] = {}
     for name in names:
         if name == "ray":

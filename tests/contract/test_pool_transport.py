@@ -45,11 +45,9 @@ def test_features_arrive_bit_for_bit(pair: Pair, dtype: torch.dtype) -> None:
 
 def test_a_gradient_lies_over_its_features_and_nowhere_else(pair: Pair) -> None:
     before, ref, after = (pair.put(p, [torch.full((5, 3), float(p)), torch.ones(2)]) for p in (1, 2, 3))
-    used = pair.owner.page_bytes()
     grads = [torch.arange(15.0).reshape(5, 3), torch.tensor([-1.0, 0.5])]
     pair.reader.do("put_gradient", ref, grads)
     assert all(torch.equal(a, b) for a, b in zip(pair.owner.gradients(ref), grads, strict=True))
-    assert pair.owner.page_bytes() == used
     assert torch.equal(pair.reader.do("get", before)[0], torch.full((5, 3), 1.0))
     assert torch.equal(pair.reader.do("get", after)[0], torch.full((5, 3), 3.0))
     pair.reader.do("release", ref)
@@ -146,23 +144,6 @@ def test_the_segment_is_bounded_and_its_bytes_are_used_again(pair: Pair) -> None
     assert again.address != refs[0].address, "another block at the same place is another address"
     assert torch.equal(pair.reader.do("get", again)[0], block * 5)
     assert torch.equal(pair.reader.do("get", refs[2])[0], block * 2)
-    assert pair.owner.page_bytes() <= SEGMENT_BYTES
-
-
-def test_pages_appear_when_they_are_touched(pair: Pair) -> None:
-    assert pair.owner.page_bytes() == 0
-    pair.put(0, [torch.ones(1 << 14)])
-    first = pair.owner.page_bytes()
-    assert 1 << 16 <= first <= (1 << 16) + 4 * 4096
-    for position in range(1, 40):
-        ref = pair.put(position, [torch.ones(1 << 10)])
-        pair.owner.free([ref.address])
-    assert pair.owner.page_bytes() > first
-
-
-def test_an_unwritten_block_touches_its_header_only(pair: Pair) -> None:
-    pair.owner.put(0, 0, (TensorSpec(0, (1 << 17,), "float32"),), 1 << 19, None)
-    assert pair.owner.page_bytes() == 4096
 
 
 def test_features_are_cast_and_gradients_are_not(pair: Pair) -> None:

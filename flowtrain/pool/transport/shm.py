@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from flowtrain.pool.pin import pin, unpin
+from flowtrain.pool.pin import Pinned, pin, unpin
 from flowtrain.pool.segment import Segment, SegmentHandle
 from flowtrain.pool.transport.mapped import MappedReads
 
@@ -17,7 +17,7 @@ class ShmTransport(MappedReads):
         super().__init__()
         self.pinned_bytes = 0
         self._segments: dict[int, Segment] = {}
-        self._pins: list[int] = []
+        self._pins: list[Pinned] = []
 
     def attach(self, handle: SegmentHandle) -> None:
         if handle.owner in self._segments:
@@ -25,9 +25,8 @@ class ShmTransport(MappedReads):
         segment = self._segments[handle.owner] = Segment.attach(handle)
         self.memories[handle.owner] = segment.memory
         pinned = pin(segment.memory)
-        if pinned is not None:
-            self._pins.append(pinned)
-            self.pinned_bytes += segment.bytes
+        self._pins.append(pinned)
+        self.pinned_bytes += pinned.bytes
 
     def close(self) -> None:
         while self._pins:

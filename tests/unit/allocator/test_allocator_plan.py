@@ -15,12 +15,14 @@ from flowtrain.allocator import (
     plan_to_dict,
     plan_warnings,
     pool_room,
+    room,
 )
 from flowtrain.allocator.layout import layout_text, parse_layout
 from flowtrain.allocator.room import BLOCK_HEADER_BYTES, largest_block_bytes
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, Plan
+from flowtrain.pool import arena
 from flowtrain.pool.arena import RingArena
 from flowtrain.pool.block import HEADER_BYTES
 from flowtrain.shapes import ModelShape, read_shape
@@ -131,6 +133,8 @@ def test_slots_within_the_room_fit_wherever_the_ring_stands(emoji: Path, shape: 
 
 def test_header_is_the_pools() -> None:
     assert BLOCK_HEADER_BYTES == HEADER_BYTES
+    assert room.FENCE_BYTES == arena.FENCE_BYTES
+    assert [room.gaps(n) for n in (1, arena.FENCE_BYTES, arena.FENCE_BYTES + 1)] == [1, 1, 2]
 
 
 def test_layouts() -> None:

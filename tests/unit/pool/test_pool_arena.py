@@ -159,3 +159,39 @@ def test_two_rings_agree_whenever_and_in_whichever_order_frees_arrive(
             assert second.allocate(lines * ALIGNMENT) == offset
             assert first.used == second.used
             live.append(offset)
+
+
+@given(
+    slots=st.lists(st.lists(LINES, min_size=1, max_size=6), min_size=1, max_size=30),
+    num_fences=st.integers(1, 4),
+    slack=st.integers(0, 8),
+)
+def test_fences_cost_one_largest_block_each(slots: list[list[int]], num_fences: int, slack: int) -> None:
+    """The bound with fences, under the hardest order of need: largest slot + fences · largest block ≤ capacity."""
+    largest = max(max(slot) for slot in slots)
+    capacity = max(sum(slot) for slot in slots) + num_fences * largest + slack
+    fence = max(-(-capacity // num_fences), largest)
+    ring = RingArena(capacity * ALIGNMENT, fence * ALIGNMENT)
+    todo = [(index, lines) for index, slot in enumerate(slots) for lines in slot]
+    held: dict[int, list[int]] = {}
+    for oldest in range(len(slots)):
+        while todo and ring.room([todo[0][1] * ALIGNMENT]):
+            index, lines = todo.pop(0)
+            offset = ring.allocate(lines * ALIGNMENT)
+            assert offset // ring.fence == (offset + lines * ALIGNMENT - 1) // ring.fence
+            held.setdefault(index, []).append(offset)
+            ring.assert_invariants()
+        assert len(held[oldest]) == len(slots[oldest]), "the oldest slot could not be completed"
+        for offset in held.pop(oldest):
+            ring.free(offset)
+        ring.assert_invariants()
+
+
+def test_a_block_starts_behind_the_fence_that_it_would_lie_across() -> None:
+    ring = RingArena(10 * ALIGNMENT, 4 * ALIGNMENT)
+    offsets = [ring.allocate(3 * ALIGNMENT) for _ in range(2)]
+    assert offsets == [0, 4 * ALIGNMENT]
+    assert ring.allocate(2 * ALIGNMENT) == 8 * ALIGNMENT
+    assert not ring.room([ALIGNMENT]), "the pads before the fences are charged"
+    with pytest.raises(AssertionError, match="not at a multiple of 64"):
+        RingArena(1024, 100)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
+
 import pytest
 import torch
 
 from flowtrain.pool.client import PoolClient
-from flowtrain.pool.pin import pin
+from flowtrain.pool.pin import pin, unpin
 from flowtrain.pool.private import PrivateSegment
 from flowtrain.pool.segment import OwnSegment, Segment
 from flowtrain.pool.transport import make_transports
@@ -16,10 +18,9 @@ from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
 def test_a_process_that_uses_no_gpu_locks_nothing() -> None:
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         pytest.skip("an earlier test of this process uses the GPU")
-    assert pin(memoryview(bytearray(4096))) is None
+    assert pin(memoryview(bytearray(4096))) == pin(memoryview(b"")) == ((), 0)
     pool = PoolClient(PrivateSegment(0, 1 << 16), {})
     assert pool.pinned_bytes == 0
-    assert pool.page_bytes() == 0, "not a page was touched"
     pool.close()
 
 
@@ -56,8 +57,24 @@ def test_a_refusal_is_one_warning_and_no_error_of_the_next_kernel() -> None:
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     cudart = torch.cuda.cudart()
     assert int(cudart.cudaHostRegister(start, memory.nbytes, 0)) == 0
-    with pytest.warns(RuntimeWarning, match="stays pageable"):
-        assert pin(memory) is None
+    with pytest.warns(RuntimeWarning, match="1048576 of 1048576 bytes of a pool segment stay pageable"):
+        assert pin(memory) == ((), 0)
     torch.ones(4, device="cuda").add_(1)
     torch.cuda.synchronize()
     cudart.cudaHostUnregister(start)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_segment_is_locked_in_chunks_and_each_is_unlocked() -> None:
+    torch.zeros(1, device="cuda")
+    memory = memoryview(mmap.mmap(-1, (1 << 20) + 4096))
+    view = torch.frombuffer(memory, dtype=torch.uint8)
+    for _ in range(2):
+        pinned = pin(memory, chunk_bytes=1 << 18)
+        assert len(pinned.starts) == 5
+        assert pinned.bytes == memory.nbytes
+        assert view[:16].is_pinned()
+        assert view[-16:].is_pinned()
+        unpin(pinned)
+        assert not view[:16].is_pinned()
