@@ -22,11 +22,12 @@ from flowtrain.types import Address, EmbeddingRef, EncodeUnit, Module, Pack, Pha
 @dataclass(frozen=True, slots=True)
 class PoolUse:
     """What one order did with the pool: seconds in its calls, payload bytes written into it and read out of it, by
-    transport (`own`: features put into the process's own segment)."""
+    transport (`own`: features put into the process's own segment), and bytes that it has page-locked."""
 
     seconds: float = 0.0
     bytes_in: Mapping[str, int] = field(default_factory=dict)
     bytes_out: Mapping[str, int] = field(default_factory=dict)
+    pinned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,7 +193,7 @@ class PoolClient:
 
     def use(self) -> PoolUse:
         """Seconds in these calls and bytes by transport since the last call of this."""
-        use = PoolUse(self._seconds, dict(self._bytes_in), dict(self._bytes_out))
+        use = PoolUse(self._seconds, dict(self._bytes_in), dict(self._bytes_out), self.pinned_bytes)
         self._seconds = 0.0
         self._bytes_in.clear()
         self._bytes_out.clear()

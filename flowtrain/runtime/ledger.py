@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any
 from flowtrain.config.schema import Config
 from flowtrain.errors import EXIT_DONE
 from flowtrain.flops import step_flops
-from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned
+from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.fit import Fitted
 from flowtrain.plan import Plan
@@ -64,7 +65,18 @@ class StepBook:
     pack_seconds: dict[tuple[int, int], float] = field(default_factory=dict)
     bytes_in: int = 0
     bytes_out: int = 0
+    pool_written: Counter[str] = field(default_factory=Counter)
+    pool_read: Counter[str] = field(default_factory=Counter)
+    pool_seconds: dict[tuple[Role, int], float] = field(default_factory=dict)
+    pool_pinned: dict[tuple[Role, int], int] = field(default_factory=dict)
     occupancy: float = 0.0
+
+    def used(self, role: Role, rank: int, pool: PoolUse) -> None:
+        """What a rank did with the pool for one order."""
+        self.pool_written.update(pool.bytes_in)
+        self.pool_read.update(pool.bytes_out)
+        self.pool_pinned[role, rank] = pool.pinned_bytes
+        self.pool_seconds[role, rank] = self.pool_seconds.get((role, rank), 0.0) + pool.seconds
 
 
 class Ledger:
@@ -149,6 +161,7 @@ class Ledger:
         unit = unit_of(book.step, answer.unit)
         _add(book.encode_costs, answer.producer, book.choice.cost.unit_cost(unit.samples))
         book.bytes_in += sum(ref.bytes for ref in answer.refs)
+        book.used(Role.PRODUCER, answer.producer, answer.pool)
         book.occupancy = max(book.occupancy, occupancy)
 
     def trained(self, answer: PackTrained, num_bytes: int) -> None:
@@ -160,11 +173,13 @@ class Ledger:
         _add(book.consumer_seconds, answer.rank, answer.seconds)
         book.pack_seconds[answer.slot, answer.rank] = answer.seconds
         book.bytes_out += num_bytes
+        book.used(Role.CONSUMER, answer.rank, answer.pool)
 
     def returned(self, answer: UnitsReturned) -> None:
         """A producer has run backwards; all its units are of one step."""
         book = self._books.get(answer.units[0].step)
         if book is not None:
+            book.used(Role.PRODUCER, answer.producer, answer.pool)
             _add(book.stall, answer.producer, answer.waited)
             _add(book.producer_seconds, answer.producer, answer.seconds)
 
@@ -282,6 +297,10 @@ class Ledger:
             cost_error=self._pace.error(book.choice, times),
             pool_bytes_in=book.bytes_in,
             pool_bytes_out=book.bytes_out,
+            pool_written=book.pool_written,
+            pool_read=book.pool_read,
+            pool_seconds=book.pool_seconds,
+            pool_pinned_bytes=sum(book.pool_pinned.values()),
             pool_occupancy=book.occupancy,
             max_memory_bytes=max_memory_bytes,
             flops=step_flops(self.shape, survivors, self.config.frozen),

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from flowtrain.telemetry.mfu import Fleet
-from flowtrain.types import Module
+from flowtrain.types import Module, Role
 
 if TYPE_CHECKING:
     from flowtrain.flops import StepFlops
@@ -34,6 +34,8 @@ MEMORY = "memory/max_active(GiB)"
 POOL_OCCUPANCY = "pool/occupancy(%)"
 POOL_BYTES_IN = "pool/bytes_in"
 POOL_BYTES_OUT = "pool/bytes_out"
+POOL_SECONDS = "pool/seconds"
+POOL_PINNED = "pool/pinned_bytes"
 PRODUCTION_RATE = "flow/production_rate"
 CONSUMPTION_RATE = "flow/consumption_rate"
 STARVATION = "flow/starvation(s)"
@@ -73,7 +75,11 @@ class StepMetrics:
         predicted_costs: predicted cost of each consumer rank's packs, in the cost model's unit.
         encode_costs: the same of the units that each producer rank encoded.
         cost_error: mean relative error of the predicted time of a pack, where packs have a pace to predict by.
-        pool_bytes_in: bytes that producers put; `pool_bytes_out`: bytes that consumers got.
+        pool_bytes_in: bytes of features that producers put; `pool_bytes_out`: bytes of them that consumers got.
+        pool_written: bytes written into the pool by each transport, gradients included.
+        pool_read: bytes read out of the pool by each transport.
+        pool_seconds: in calls of the pool, of each rank of both sides.
+        pool_pinned_bytes: bytes that all ranks have page-locked, each counted as often as it is.
         pool_occupancy: largest used share of the pool seen, 0 to 1.
         num_packs: packs of all ranks; `capacity_tokens`: what they could hold.
         applied: False when the update was left out (non-finite, or no trained token).
@@ -101,6 +107,10 @@ class StepMetrics:
     cost_error: float | None = None
     pool_bytes_in: int = 0
     pool_bytes_out: int = 0
+    pool_written: Mapping[str, int] = field(default_factory=dict)
+    pool_read: Mapping[str, int] = field(default_factory=dict)
+    pool_seconds: Mapping[tuple[Role, int], float] = field(default_factory=dict)
+    pool_pinned_bytes: int = 0
     pool_occupancy: float | None = None
     max_memory_bytes: int | None = None
     flops: StepFlops | None = None
@@ -144,6 +154,10 @@ class StepMetrics:
             POOL_OCCUPANCY: _percent(self.pool_occupancy),
             POOL_BYTES_IN: self.pool_bytes_in,
             POOL_BYTES_OUT: self.pool_bytes_out,
+            **{f"{POOL_BYTES_IN}/{name}": num_bytes for name, num_bytes in sorted(self.pool_written.items())},
+            **{f"{POOL_BYTES_OUT}/{name}": num_bytes for name, num_bytes in sorted(self.pool_read.items())},
+            POOL_SECONDS: max(self.pool_seconds.values(), default=None),
+            POOL_PINNED: self.pool_pinned_bytes,
             PRODUCTION_RATE: _rate(self.vision_tokens, mean(self.producer_seconds)),
             CONSUMPTION_RATE: _rate(self.vision_tokens, mean(self.consumer_seconds)),
             STARVATION: mean(self.starvation),

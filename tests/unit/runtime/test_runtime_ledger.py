@@ -13,7 +13,7 @@ import pytest
 from flowtrain.allocator import Inventory, make_plan
 from flowtrain.config.schema import Config
 from flowtrain.errors import DataError
-from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned
+from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned
 from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
 from flowtrain.runtime.decisions import Choice
 from flowtrain.runtime.ledger import Ledger, Pace
@@ -85,8 +85,13 @@ def carry_out(ledger: Ledger, step: Step, bad: dict[int, SkippedRow], loss: floa
     for pack in step.packs:
         for unit in pack.units:
             refs = tuple(EmbeddingRef(s.position, unit.id, 0, 256, (), (), 0) for s in unit.samples)
-            ledger.encoded(UnitEncoded(unit.id, 0, refs, (), seconds=0.5, waited=0.25), occupancy=0.125)
-        ledger.trained(PackTrained(Phase.TRAIN, step.index, pack.slot, pack.rank, 1.0, 4, 1.0 + pack.rank, 0.5), 512)
+            put = PoolUse(0.125, {"own": 256 * len(refs)}, {}, pinned_bytes=4096)
+            ledger.encoded(UnitEncoded(unit.id, 0, refs, (), seconds=0.5, waited=0.25, pool=put), occupancy=0.125)
+        got = PoolUse(0.0625, {"shm": 128}, {"shm": 512}, pinned_bytes=4096)
+        seconds = 1.0 + pack.rank
+        ledger.trained(
+            PackTrained(Phase.TRAIN, step.index, pack.slot, pack.rank, 1.0, 4, seconds, 0.5, pool=got), 512
+        )
         if pack.units:
             ids = tuple(unit.id for unit in pack.units)
             ledger.returned(UnitsReturned(ids, 0, seconds=0.25, waited=0.125))
@@ -118,7 +123,11 @@ def test_a_step_is_written_with_what_each_side_did(make_ledger: Callable[..., Le
     assert record["grad_norm/projector"] is None
     assert record["flow/stall(s)"] == 0.25 * num_units + 0.125 * num_packs
     assert record["flow/production_rate"] == pytest.approx(record["tokens/vision"] / busy)
-    assert record["pool/bytes_in"] == 256 * step.rows
+    assert record["pool/bytes_in"] == record["pool/bytes_in/own"] == 256 * step.rows
+    assert record["pool/bytes_in/shm"] == 128 * len(step.packs)
+    assert record["pool/bytes_out/shm"] == 512 * len(step.packs)
+    assert record["pool/seconds"] == 0.125 * num_units, "of the rank that spent most"
+    assert record["pool/pinned_bytes"] == 4096 * (1 + len({pack.rank for pack in step.packs}))
     assert record["pool/bytes_out"] == 512 * len(step.packs)
     assert record["pool/occupancy(%)"] == 12.5
     assert record["memory/max_active(GiB)"] == 1.0
