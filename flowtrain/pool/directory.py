@@ -135,7 +135,8 @@ class Directory:
     def expire(self, holder: Holder) -> Expired:
         """A process died: end its leases. Features that only it was reading are there for another; a gradient that it
         was to write may be half there, so those blocks are lost and their units must be encoded again."""
-        readable, lost = [], []
+        readable: list[Address] = []
+        lost: list[Address] = []
         for address, block in self._blocks.items():
             if holder not in block.holders:
                 continue

@@ -9,8 +9,7 @@ Everything is added when it happens and written when the step's record is due, i
 from __future__ import annotations
 
 import time
-from collections import deque
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

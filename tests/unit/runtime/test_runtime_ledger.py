@@ -89,12 +89,10 @@ def carry_out(ledger: Ledger, step: Step, bad: dict[int, SkippedRow], loss: floa
             ledger.encoded(UnitEncoded(unit.id, 0, refs, (), seconds=0.5, waited=0.25, pool=put), occupancy=0.125)
         got = PoolUse(0.0625, {"shm": 128}, {"shm": 512}, pinned_bytes=4096)
         seconds = 1.0 + pack.rank
-        ledger.trained(
-            PackTrained(Phase.TRAIN, step.index, pack.slot, pack.rank, 1.0, 4, seconds, 0.5, pool=got), 512
-        )
+        ledger.trained(PackTrained(Phase.TRAIN, step.index, pack.slot, pack.rank, 1.0, 4, seconds, 0.5, pool=got), 512)
         if pack.units:
             ids = tuple(unit.id for unit in pack.units)
-            ledger.returned(UnitsReturned(ids, 0, seconds=0.25, waited=0.125))
+            ledger.returned(UnitsReturned(ids, 0, seconds=0.25, waited=0.125, pool=PoolUse(pinned_bytes=4096)))
     tokens = 2 * (step.rows - len(bad))
     result = StepResult(loss, tokens, {Module.BACKBONE: 9.0, Module.ENCODER: 16.0}, clip=0.2, applied=True, finite=True)
     ledger.updated(step, result, {Module.BACKBONE: 1e-3}, bad)
