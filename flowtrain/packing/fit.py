@@ -51,8 +51,8 @@ WORSE = 1.05
 
 WORST_R2 = 0.2
 SPREAD = 0.15
-"""Relative spread of the calls, as the FLOPs model sees them, from which a line must explain `WORST_R2` of the times:
-equal packs leave nothing to explain, and the noise of single calls averages out over many."""
+"""Relative spread of the calls, as the FLOPs model sees them, from which a line must explain `WORST_R2` of the times and
+keep up with that model: equal packs leave nothing to explain, and the noise of single calls averages out over many."""
 
 _ROUNDS = 8
 
@@ -82,8 +82,8 @@ class Line:
 
     @property
     def trusted(self) -> bool:
-        explains = self.spread < SPREAD or self.r2 >= WORST_R2
-        return explains and self.error <= WORST_ERROR and self.error <= WORSE * self.scaled_error
+        explains = self.r2 >= WORST_R2 and self.error <= WORSE * self.scaled_error
+        return self.error <= WORST_ERROR and (explains or self.spread < SPREAD)
 
     @property
     def usable(self) -> tuple[float, ...]:
@@ -128,6 +128,8 @@ class LineFit:
             noise = max(1.4826 * float(np.median(np.abs(residuals))), LEAST_NOISE)
             weights = age * _resistance(residuals / noise, tukey=number >= _ROUNDS // 2)
         fitted = x @ found
+        # Fitted as the line is, by the same weights: the middle and the mean differ where noise has one sign.
+        fair = guess * float(np.sum(weights * guess * y / unit**2) / np.sum(weights * (guess / unit) ** 2))
         left = float(np.average((y - fitted) ** 2, weights=weights))
         whole = _deviation(y, weights) ** 2
         return Line(
@@ -135,7 +137,7 @@ class LineFit:
             scaled=self._all(scaled),
             num_calls=len(y),
             error=float(np.average(abs(fitted - y) / y, weights=weights)),
-            scaled_error=float(np.average(abs(factor * guess - y) / y, weights=weights)),
+            scaled_error=float(np.average(abs(fair - y) / y, weights=weights)),
             r2=1.0 - left / whole if whole > 0 else 1.0,
             spread=_deviation(guess, weights) / float(np.average(guess, weights=weights)),
         )
