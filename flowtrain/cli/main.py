@@ -19,6 +19,7 @@ SUBCOMMANDS = (
     "flowtrain.cli.launch",
     "flowtrain.cli.config",
     "flowtrain.cli.data",
+    "flowtrain.cli.packing",
     "flowtrain.cli.verify",
     "flowtrain.cli.evaluate",
 )

@@ -51,8 +51,8 @@ WORSE = 1.05
 
 WORST_R2 = 0.2
 SPREAD = 0.15
-"""Relative spread of the calls, as the FLOPs model sees them, from which a line must explain `WORST_R2` of the times and
-keep up with that model: equal packs leave nothing to explain, and the noise of single calls averages out over many."""
+"""Relative spread of the calls, as the FLOPs model sees them, from which a line must explain `WORST_R2` of the times,
+as well as that model: equal packs leave nothing to explain, and the noise of single calls averages out over many."""
 
 _ROUNDS = 8
 

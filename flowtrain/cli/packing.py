@@ -1,0 +1,325 @@
+"""`flowtrain packing`: how evenly a data set or a trace of sizes loads the ranks, for policies side by side.
+
+    CONFIG  ─▶ sizes that `flowtrain data scan` wrote, else measured now ─┐
+    TRACE   ─▶ rows of the parquet file ──────────────────────────────────┴─▶ Composer, one a policy ─▶ table, picture
+
+Nothing is trained; neither torch nor Ray is loaded, unless rows have to be measured. The room of the pool is left out.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from flowtrain.cli.options import Debug, JsonFile, Overrides
+from flowtrain.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from flowtrain.config.schema import Config
+    from flowtrain.packing import CompositionSpec, CostModel
+    from flowtrain.packing.measure import Measures
+    from flowtrain.types import SampleMeta, Step
+
+DEFAULT_RANKS = 8
+DEFAULT_PACKS = 4
+DEFAULT_POLICIES = ("arrival", "dynamic")
+SLACK = 1.25
+"""Cap of a trace's packs over its longest row: packs as long as one row cannot be even, whoever makes them."""
+
+NO_POOL = 1 << 50
+"""Pool bytes of a pack: more than there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is looked at: rows in the run's order, the rules for them, and where both are from."""
+
+    name: str
+    rows: Sequence[SampleMeta]
+    spec: CompositionSpec
+    cost: CostModel
+    notes: tuple[str, ...]
+
+
+def register(app: typer.Typer) -> None:
+    app.command("packing", short_help="Show how evenly packs load the ranks.")(packing)
+
+
+def packing(
+    subject: Annotated[Path, typer.Argument(metavar="CONFIG|TRACE", help="YAML file of a run, or sizes as parquet.")],
+    policies: Annotated[
+        list[str] | None, typer.Option("--policy", help="Policy to show; may be repeated. Default: arrival, dynamic.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Consumer ranks.")] = None,
+    packs: Annotated[int | None, typer.Option("--packs", min=1, help="Packs a rank and step.")] = None,
+    max_tokens: Annotated[int | None, typer.Option("--max-tokens", min=1, help="Most tokens of a pack.")] = None,
+    lookahead: Annotated[int | None, typer.Option("--lookahead", min=1, help="Steps of rows to choose from.")] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to compose.")] = 20,
+    order: Annotated[
+        Literal["random", "blocked", "file"], typer.Option("--order", help="Order of a trace's rows.")
+    ] = "random",
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of a trace's order.")] = 0,
+    model: Annotated[
+        Path | None, typer.Option("--model", help="Model folder whose FLOPs are a trace's costs; default: a 7B model.")
+    ] = None,
+    overrides: Overrides = None,
+    picture: Annotated[Path | None, typer.Option("--picture", metavar="FILE.png", help="Write the picture.")] = None,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Compose steps by each policy; show fill, imbalance against its lower bound, waits and the load of each pack."""
+    from flowtrain.cli.packing_picture import show_picture, write_picture
+    from flowtrain.packing import POLICIES
+
+    names = list(dict.fromkeys(policies or DEFAULT_POLICIES))
+    for name in names:
+        if name not in POLICIES:
+            raise ConfigError(f"--policy {name}: there is none of this name; choose from {', '.join(POLICIES)}")
+    changes = {"step_packs": packs, "max_tokens": max_tokens, "lookahead": lookahead}
+    if subject.suffix in (".yaml", ".yml"):
+        given = _of_config(subject, overrides, ranks, steps, changes)
+    else:
+        given = _of_trace(subject, ranks or DEFAULT_RANKS, changes, order, seed, model)
+    made = {name: compose(given, name, steps) for name in names}
+    found = {name: _figures(made[name], given, name) for name in names}
+    for note in given.notes:
+        typer.echo(f"note: {note}", err=True)
+    _print(given, found)
+    shown = [(name, made[name]) for name in names[:2]]
+    show_picture(shown)
+    if picture is not None:
+        write_picture(picture, shown, given.name)
+        typer.echo(f"picture: {picture}")
+    if json_file is not None:
+        _write_json(json_file, given, found)
+
+
+# --- what is looked at ------------------------------------------------------------------------------------------------
+
+
+def _spec(rows: int, ranks: int, changes: dict[str, int | None], **known: Any) -> CompositionSpec:
+    from flowtrain.packing import CompositionSpec
+
+    fields: dict[str, Any] = {
+        "num_rows": rows,
+        "step_samples": None,
+        "step_packs": DEFAULT_PACKS,
+        "policy": "dynamic",
+        "lookahead": 3,
+        "num_consumers": ranks,
+        "num_producers": 1,
+        "trainable_encoder": True,
+        "max_unit_patches": 4096,
+        "max_pack_vision_bytes": NO_POOL,
+        "horizon": rows,
+        "block_bytes": lambda sample: sample.vision_tokens,
+    }
+    fields |= known | {key: value for key, value in changes.items() if value is not None}
+    if changes["step_packs"] is not None:
+        fields["step_samples"] = None
+    return CompositionSpec(**fields)
+
+
+def _of_trace(
+    path: Path,
+    ranks: int,
+    changes: dict[str, int | None],
+    order: Literal["random", "blocked", "file"],
+    seed: int,
+    model: Path | None,
+) -> Subject:
+    from flowtrain.packing import CostModel
+    from flowtrain.packing.trace import in_order, read_trace
+    from flowtrain.shapes import read_shape
+    from flowtrain.types import Cut
+
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: give a config (.yaml) or a trace of row sizes (.parquet)")
+    rows = in_order(*read_trace(path), order=order, seed=seed)
+    if not rows:
+        raise DataError(f"{path} has no rows")
+    longest = max(row.tokens for row in rows)
+    cap = changes["max_tokens"] or -(-int(SLACK * longest) // 1024) * 1024
+    usable, notes = _within(rows, cap)
+    cost = CostModel.from_shape(read_shape(model), frozenset(), Cut.AFTER_PROJECTOR) if model else CostModel.reference()
+    if model is None:
+        notes = (*notes, "costs are those of a 7B model that trains whole; --model FOLDER takes another's")
+    return Subject(path.name, usable, _spec(len(usable), ranks, changes, max_tokens=cap), cost, notes)
+
+
+def _of_config(
+    path: Path, overrides: list[str] | None, ranks: int | None, steps: int, changes: dict[str, int | None]
+) -> Subject:
+    from flowtrain.config.loading import load_config
+    from flowtrain.packing import CostModel
+    from flowtrain.shapes import read_shape
+
+    config = load_config(path, overrides or []).config
+    cost = CostModel.from_shape(
+        read_shape(config.model.path), config.frozen, config.cut, config.packing.attention_efficiency
+    )
+    ranks = ranks or config.consumers.num or DEFAULT_RANKS
+    cap = changes["max_tokens"] or config.packing.max_tokens
+    own_pack = config.packing.on_long_row == "own_pack"
+    spec = _spec(
+        1,
+        ranks,
+        changes,
+        step_samples=config.train.step.samples,
+        step_packs=config.train.step.packs,
+        max_tokens=cap,
+        lookahead=config.packing.lookahead,
+        max_wait_steps=config.packing.max_wait_steps,
+        max_patches=config.packing.max_patches,
+        max_images=config.packing.max_images,
+        own_pack=own_pack,
+        num_producers=config.producers.num or 1,
+        max_unit_patches=config.producers.max_unit_patches,
+    )
+    ahead = steps + max(spec.lookahead, spec.max_wait_steps)
+    wanted = ahead * (spec.step_samples or (spec.step_packs or 1) * ranks * max(1, spec.max_tokens // 64))
+    rows, notes = _rows_of(config, wanted)
+    usable, more = (rows, ()) if own_pack else _within(rows, cap)
+    if not usable:
+        raise DataError(f"{config.data.train} has no usable row: run `flowtrain data check`")
+    spec = replace(spec, num_rows=len(usable), horizon=len(usable))
+    return Subject(path.name, usable, spec, cost, (*notes, *more))
+
+
+def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, ...]]:
+    """Rows of the training data in the run's order: from the sizes that a scan wrote, else the first ones, measured."""
+    from flowtrain.data.order import Order
+    from flowtrain.data.sources import SIZES_SUFFIX
+    from flowtrain.types import SampleMeta
+
+    data = config.data.train
+    sizes = data.parent / f"{data.name}{SIZES_SUFFIX}"
+    if sizes.is_file():
+        known = _read_sizes(sizes)
+        order = Order(len(known), config.run.seed)
+        found = [known[order.row(position)] for position in range(len(known))]
+        notes: tuple[str, ...] = (f"sizes of {sizes}",)
+        if sizes.stat().st_mtime < data.stat().st_mtime:
+            notes = (f"{sizes} is older than the data: run `flowtrain data scan` again",)
+    else:
+        from flowtrain.data.survey import open_builder
+        from flowtrain.types import Phase
+
+        builder = open_builder(config, Phase.TRAIN)
+        order = Order(len(builder.source), config.run.seed)
+        count = min(wanted, len(builder.source))
+        built = [builder.build(position, order.row(position), 0, 0) for position in range(count)]
+        found = [made[0] if isinstance(made, tuple) else None for made in built]
+        notes = (f"the first {count} rows were measured now: `flowtrain data scan` keeps the sizes of all",)
+    rows = [row for row in found if isinstance(row, SampleMeta)]
+    num_skipped = len(found) - len(rows)
+    if num_skipped:
+        notes = (*notes, f"{num_skipped} rows cannot be used: run `flowtrain data check`")
+    return [replace(row, position=position) for position, row in enumerate(rows)], notes
+
+
+def _read_sizes(path: Path) -> list[SampleMeta | None]:
+    """Rows of a `.sizes.jsonl`, None where one cannot be used."""
+    from flowtrain.types import ImageMeta, SampleMeta
+
+    rows: list[SampleMeta | None] = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        try:
+            size = json.loads(line)
+            if "skipped" in size:
+                rows.append(None)
+                continue
+            images = tuple(ImageMeta(*image) for image in size["images"])
+            counts = (size["text_tokens"], size["vision_tokens"], size["trained_tokens"])
+            rows.append(SampleMeta(len(rows), size["row"], size["id"], *counts, images))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}:{number} is no row size: run `flowtrain data scan` again") from error
+    return rows
+
+
+def _within(rows: Sequence[SampleMeta], cap: int) -> tuple[list[SampleMeta], tuple[str, ...]]:
+    """Rows that a pack can hold, numbered anew."""
+    kept = [row for row in rows if row.tokens <= cap]
+    notes = (f"{len(rows) - len(kept)} rows of more than {cap} tokens are left out",) if len(kept) < len(rows) else ()
+    return [replace(row, position=position) for position, row in enumerate(kept)], notes
+
+
+# --- steps and their figures ------------------------------------------------------------------------------------------
+
+
+def compose(subject: Subject, policy: str, num_steps: int) -> list[Step]:
+    """The first steps of the rows by this policy."""
+    from flowtrain.packing import Composer
+    from flowtrain.types import SkippedRow
+
+    composer = Composer(replace(subject.spec, policy=policy), subject.cost)
+    waiting = iter(subject.rows)
+    steps: list[Step] = []
+    while len(steps) < num_steps:
+        while composer.wants() > 0 and (row := next(waiting, None)) is not None:
+            reason = composer.too_big(row)
+            composer.add(SkippedRow(row.position, row.row, row.id, *reason) if reason is not None else row)
+        step = composer.next()
+        if step is None:
+            break
+        steps.append(step)
+    return steps
+
+
+def _figures(steps: list[Step], subject: Subject, policy: str) -> Measures:
+    from flowtrain.packing.measure import measure
+
+    # The end of the rows leaves a step short: it says nothing of the policy.
+    whole = steps[:-1] if len(steps) > 1 and steps[-1].state["cursor"] >= len(subject.rows) else steps
+    return measure(whole, replace(subject.spec, policy=policy))
+
+
+def _print(subject: Subject, found: dict[str, Measures]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    spec = subject.spec
+    size = f"{spec.step_samples} rows" if spec.step_samples is not None else f"{spec.step_packs} packs a rank"
+    console = Console(highlight=False, markup=False)
+    title = f"{subject.name}: {len(subject.rows)} rows, {spec.num_consumers} ranks, steps of {size}"
+    console.print(
+        Text(f"{title}, packs of at most {spec.max_tokens} tokens, look-ahead {spec.lookahead}"), soft_wrap=True
+    )
+    table = Table("largest / mean load", *found)
+    for label, value, worst in (
+        ("of ranks, a step", "step", "worst_step"),
+        ("of ranks, slot by slot", "lock_step", "worst_lock_step"),
+        ("of packs", "microbatch", "worst_microbatch"),
+    ):
+        cells = (f"{getattr(m, value):.4f} (worst {getattr(m, worst):.3f})" for m in found.values())
+        table.add_row(label, *cells)
+    if spec.num_producers > 1:
+        table.add_row("of producers", *(f"{m.encode_imbalance:.4f}" for m in found.values()))
+    table.add_section()
+    table.add_row("fill", *(f"{100 * m.fill:.1f} %" for m in found.values()))
+    table.add_row("packs a rank", *(f"{m.packs_per_rank:.2f}" for m in found.values()))
+    table.add_row("steps that a row waits", *(f"{m.mean_wait:.2f}, at most {m.longest_wait}" for m in found.values()))
+    table.add_row("steps", *(str(m.steps) for m in found.values()))
+    console.print(table)
+
+
+def _write_json(path: Path, subject: Subject, found: dict[str, Measures]) -> None:
+    from flowtrain.cli.rundir import writing
+    from flowtrain.telemetry.files import write_atomic
+
+    result = {
+        "name": subject.name,
+        "rows": len(subject.rows),
+        "notes": list(subject.notes),
+        "composition": subject.spec.to_dict(),
+        "cost": subject.cost.to_dict(),
+        "policies": {name: measures.to_dict() for name, measures in found.items()},
+    }
+    with writing(path):
+        write_atomic(path, json.dumps(result, indent=2) + "\n")
