@@ -2,15 +2,15 @@
 
 A product of (m, k) and (k, n) is 2mkn. Forward, for ℓ tokens of a sample and p patches of an image:
 
-    encoder     2 · (embed · p  +  layer weights · rows)  +  4 · attention width · pairs        for each encoder
+    encoder     2 · (embed · p  +  layer weights · rows  +  exit · p / patches_per_token) + 4 · attention width · pairs
     projector   2 · weights · p / patches_per_token
     backbone    (2 · weights that a token meets  +  state) · ℓ  +  4 · attention width · pairs
     head        2 · hidden · vocab · head_tokens
 
 `rows` are patches and class tokens. `pairs` attend to each other, summed over layers: p² within an image or tile,
-p · window in windowed layers; ℓ² / 2 under the causal mask, w · ℓ - w² / 2 in layers with a window of w < ℓ tokens, none
-in recurrent layers (`state` instead). A token meets the router, `top_k` experts and the shared ones. The head counts
-where it is computed: at trained tokens.
+p · window in windowed layers; ℓ² / 2 under the causal mask, w · ℓ - w² / 2 in layers with a window of w < ℓ tokens,
+none in recurrent layers (`state` instead). A token meets the router, `top_k` experts and the shared ones. The head
+counts where it is computed: at trained tokens.
 
 | part | forward | gradient of activations | gradient of weights |
 |---|---|---|---|
@@ -42,9 +42,9 @@ class StepFlops(NamedTuple):
 
 def encoder_flops(encoder: EncoderShape, image_patches: Sequence[int]) -> float:
     """Forward FLOPs of one encoder; one entry per image, or clip."""
-    embed, layers, attention = 2.0 * encoder.embed_weights, 2.0 * encoder.token_weights, 4.0 * encoder.attention_width
+    patch, layers, attention = _patch_flops(encoder), 2.0 * encoder.token_weights, 4.0 * encoder.attention_width
     return sum(
-        embed * patches + layers * encoder.rows(patches) + attention * encoder.attended_pairs(patches)
+        patch * patches + layers * encoder.rows(patches) + attention * encoder.attended_pairs(patches)
         for patches in image_patches
     )
 
@@ -52,8 +52,14 @@ def encoder_flops(encoder: EncoderShape, image_patches: Sequence[int]) -> float:
 def encoder_terms(encoder: EncoderShape) -> tuple[float, float]:
     """Forward FLOPs of one patch without attention, and of one pair of patches in one layer's attention."""
     classes = encoder.class_tokens / encoder.tile_patches if encoder.tile_patches else 0.0
-    linear = 2.0 * (encoder.embed_weights + (1.0 + classes) * encoder.token_weights)
+    linear = _patch_flops(encoder) + 2.0 * (1.0 + classes) * encoder.token_weights
     return linear, 4.0 * encoder.attention_width
+
+
+def _patch_flops(encoder: EncoderShape) -> float:
+    """Before and behind the layers."""
+    embed = encoder.embed_weights if encoder.embed_products is None else encoder.embed_products
+    return 2.0 * (embed + encoder.exit_weights / encoder.projector.patches_per_token)
 
 
 def projector_flops(projector: ProjectorShape, patches: int) -> float:

@@ -9,7 +9,9 @@
 | `text.py` | the backbone: attention, windows, experts |
 | `encoder.py` | an encoder, vision or audio, and its projector |
 | `model.py` | the whole model, and which families can be cut |
-| `keys.py`, `read.py` | reading config.json |
+| `read.py`, `keys.py` | reading config.json |
+| `families.py` | which parts a family has, and where |
+| `backbones.py`, `towers.py`, `projectors.py` | the kinds of parts |
 | `payload.py` | places of a sample's tensors in its block of the pool |
 """
 

@@ -46,10 +46,13 @@ class EncoderShape:
         name: its section in config.json, without `_config`.
         gated: its MLP has three matrices.
         patch_values: numbers of a patch as the processor gives it.
-        embed_weights: matrices in front of the layers, per patch.
+        embed_weights: matrices in front of the layers; `embed_products`: multiply-adds that they take for a patch,
+            where that is another number (a convolution that runs more than once a patch).
         layer_vectors: numbers of a layer outside of its matrices; `outer_vectors`: the same outside of the layers,
             learned positions included.
-        outer_weights: matrices that training never meets (a pooling head that the language model does not use).
+        exit_weights: matrices behind the layers, per token (a strided convolution over a token's patches).
+        idle_layers: the last layers, whose output the projector does not read; they make no FLOPs that count.
+        idle_weights: other matrices that the language model does not need (a pooling head).
         full_layers: layers that attend within a whole image or tile; the others within `window_patches`.
         tile_patches: patches of a tile; None where an image is encoded whole.
         attention_width: width of the queries of all heads.
@@ -72,10 +75,13 @@ class EncoderShape:
     window_patches: int | None = None
     tile_patches: int | None = None
     class_tokens: int = 0
-    outer_weights: int = 0
+    embed_products: int | None = None
+    exit_weights: int = 0
+    idle_layers: int = 0
+    idle_weights: int = 0
 
     def __post_init__(self) -> None:
-        assert 0 <= self.full_layers <= self.layers, self
+        assert 0 <= self.idle_layers <= self.full_layers <= self.layers, self
         assert self.full_layers == self.layers or self.window_patches, self
 
     @property
@@ -85,8 +91,8 @@ class EncoderShape:
 
     @property
     def token_weights(self) -> int:
-        """Matrices of all layers."""
-        return self.layers * self.layer_weights
+        """Matrices of all layers that a row goes through."""
+        return (self.layers - self.idle_layers) * self.layer_weights
 
     @property
     def layer_parameters(self) -> int:
@@ -96,7 +102,7 @@ class EncoderShape:
     @property
     def outer_parameters(self) -> int:
         """Outside of the layers, without the projector."""
-        return self.embed_weights + self.outer_vectors + self.outer_weights
+        return self.embed_weights + self.exit_weights + self.idle_weights + self.outer_vectors
 
     @property
     def parameters(self) -> int:
@@ -122,6 +128,6 @@ class EncoderShape:
         pairs = 0.0
         for tile in self.tiles(patches):
             rows = tile + self.class_tokens
-            pairs += self.full_layers * rows * rows
+            pairs += (self.full_layers - self.idle_layers) * rows * rows
             pairs += (self.layers - self.full_layers) * rows * min(rows, self.window_patches or rows)
         return pairs

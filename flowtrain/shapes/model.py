@@ -26,7 +26,7 @@ class ModelShape:
     family: str
     text: TextShape
     encoders: tuple[EncoderShape, ...]
-    image_token_id: int
+    image_token_id: int | None
     generic: bool = False
 
     def __post_init__(self) -> None:

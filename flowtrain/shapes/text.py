@@ -3,13 +3,12 @@
 Numbers of a layer are of two kinds. *Weights* are in matrices and take part in one multiply-add for each token that
 meets them; *vectors* (norms, biases, decays) do not. Parameters are both.
 
-    layer  =  token mixer (attention | recurrent)  +  MLP (dense | router, experts, shared expert)  +  vectors
+    layer  =  token mixer (attention | recurrent)  +  MLP (dense | router, experts, shared expert)  +  norms
     outer  =  embedding  +  vectors of the final norm  +  head, unless it is tied to the embedding
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -31,7 +30,6 @@ class MoeShape:
         expert_width: inner width of one.
         shared_width: inner width of the experts that see every token, together; 0 without.
         layers: indexes of the layers that have experts.
-        router_vectors: numbers of a layer's router outside of its matrix.
         shared_gate: the shared expert's output is scaled by a gate of one column.
     """
 
@@ -40,7 +38,6 @@ class MoeShape:
     expert_width: int
     layers: tuple[int, ...]
     shared_width: int = 0
-    router_vectors: int = 0
     shared_gate: bool = False
 
     def __post_init__(self) -> None:
@@ -69,8 +66,8 @@ class TextShape:
     Attributes:
         mlp_width: inner width of the dense MLP, of three matrices (gated) or two.
         tied: the head is the embedding.
-        layer_vectors: numbers outside of the matrices, of a layer with attention and a dense MLP.
-        outer_vectors: the same, outside of the layers.
+        norm_vectors: numbers in the norms of a layer; `attention_vectors`: biases and head norms of its attention;
+            `mlp_vectors`: biases of a dense MLP; `outer_vectors`: numbers outside of layers and matrices.
         mixers: one a layer; empty: all full attention.
         window: tokens that `Mixer.WINDOW` sees, itself included.
         output_gate: attention's output is scaled by one more projection of the width of the queries.
@@ -85,7 +82,9 @@ class TextShape:
     vocab: int
     tied: bool
     gated: bool = True
-    layer_vectors: int = 0
+    norm_vectors: int = 0
+    attention_vectors: int = 0
+    mlp_vectors: int = 0
     outer_vectors: int = 0
     mixers: tuple[Mixer, ...] = ()
     window: int | None = None
@@ -163,8 +162,9 @@ class TextShape:
     def layer_parameters(self) -> int:
         """Of all layers together, without routed experts."""
         recurrent = self.layers_with(Mixer.RECURRENT) * self.recurrent.vectors if self.recurrent else 0
-        router = self.expert_layers * self.moe.router_vectors if self.moe else 0
-        return self._shared_weights + self.layers * self.layer_vectors + recurrent + router
+        vectors = self.layers * self.norm_vectors + self.attention_layers * self.attention_vectors
+        vectors += (self.layers - self.expert_layers) * self.mlp_vectors
+        return self._shared_weights + vectors + recurrent
 
     @property
     def outer_parameters(self) -> int:
@@ -194,18 +194,3 @@ def _causal_pairs(length: int, window: int | None) -> float:
     if window is None or window >= length:
         return length * length / 2
     return window * length - window * window / 2
-
-
-def mixers_of(names: Iterable[str]) -> tuple[Mixer, ...]:
-    """The `layer_types` of a config.json in our words; what is neither windowed nor recurrent is full attention."""
-    return tuple(_MIXERS.get(name, Mixer.FULL) for name in names)
-
-
-_MIXERS = {
-    "sliding_attention": Mixer.WINDOW,
-    "chunked_attention": Mixer.WINDOW,
-    "linear_attention": Mixer.RECURRENT,
-    "recurrent": Mixer.RECURRENT,
-    "conv": Mixer.RECURRENT,
-    "mamba": Mixer.RECURRENT,
-}
