@@ -1,0 +1,182 @@
+"""NIXL between plain processes: every byte of random operations, over TCP between network namespaces, and deaths.
+
+FLOWTRAIN_POOL_OPERATIONS sets the number of random operations (default 2000).
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+import torch
+from nixl_peers import OWNER, READER, client, pattern
+
+from flowtrain.pool.transport.nixl_agent import why_missing
+
+pytestmark = pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
+
+PEERS = Path(__file__).parent / "nixl_peers.py"
+NUM_OPERATIONS = int(os.environ.get("FLOWTRAIN_POOL_OPERATIONS", "2000"))
+LIMIT = 60.0 + NUM_OPERATIONS / 100
+
+TCP = {"UCX_TLS": "tcp"}
+"""As between machines without RDMA; UCX would use shared memory between processes of one machine."""
+
+
+def start(
+    descriptor: int, role: str, *arguments: str, environment: dict[str, str], prefix: Sequence[str] = ()
+) -> subprocess.Popen[str]:
+    """A peer that talks over this descriptor."""
+    return subprocess.Popen(
+        [*prefix, sys.executable, str(PEERS), role, str(descriptor), *arguments],
+        pass_fds=[descriptor],
+        env={**os.environ, **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+@contextmanager
+def ended(*processes: subprocess.Popen[str]) -> Iterator[None]:
+    """Whatever happens inside, these are gone at the end."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            with suppress(ProcessLookupError):
+                process.kill()
+            process.communicate(timeout=20)
+
+
+@contextmanager
+def peers(
+    *role: str, environment: dict[str, str], prefixes: Sequence[Sequence[str]] = ((), ())
+) -> Iterator[tuple[subprocess.Popen[str], subprocess.Popen[str]]]:
+    """An owner and its reader, which talk to each other."""
+    mine, theirs = socket.socketpair()
+    with mine, theirs:
+        owner = start(mine.fileno(), "owner", environment=environment, prefix=prefixes[0])
+        reader = start(theirs.fileno(), *role, environment=environment, prefix=prefixes[1])
+    with ended(owner, reader):
+        yield owner, reader
+
+
+def line_of(process: subprocess.Popen[str]) -> str:
+    """The next line that it prints."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert select.select([process.stdout], [], [], LIMIT)[0], "nothing was said in time"
+    line = process.stdout.readline()
+    assert line, f"it ended: {process.stderr.read()}"
+    return line
+
+
+def finished(owner: subprocess.Popen[str], reader: subprocess.Popen[str]) -> str:
+    """What the reader printed, once both have ended well."""
+    out, errors = reader.communicate(timeout=LIMIT)
+    assert reader.returncode == 0, errors
+    assert owner.wait(timeout=20) == 0
+    return out
+
+
+@pytest.fixture(scope="module")
+def namespaces() -> Iterator[list[list[str]]]:
+    """Two nodes with addresses of their own: the prefixes of commands that run there."""
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        pytest.skip("network namespaces need root and the `ip` command")
+    names = [f"flowtrain-{os.getpid()}-{number}" for number in range(2)]
+
+    def ip(*arguments: str, check: bool = True) -> None:
+        subprocess.run(["ip", *arguments], check=check, capture_output=True, timeout=20)
+
+    try:
+        try:
+            for name in names:
+                ip("netns", "add", name)
+        except subprocess.CalledProcessError as error:
+            pytest.skip(f"network namespaces cannot be made here: {error.stderr.decode().strip()}")
+        ip("link", "add", "ft-pool0", "netns", names[0], "type", "veth", "peer", "name", "ft-pool1", "netns", names[1])
+        for number, name in enumerate(names):
+            ip("-n", name, "addr", "add", f"10.77.0.{number + 1}/24", "dev", f"ft-pool{number}")
+            ip("-n", name, "link", "set", f"ft-pool{number}", "up")
+            ip("-n", name, "link", "set", "lo", "up")
+        yield [["ip", "netns", "exec", name] for name in names]
+    finally:
+        for name in names:
+            ip("netns", "del", name, check=False)
+
+
+def test_random_operations_on_one_machine() -> None:
+    with peers("random", "1", str(NUM_OPERATIONS), environment={}) as both:
+        assert re.fullmatch(r"\d+ operations, \d+ bytes\n", finished(*both))
+
+
+def test_random_operations_between_two_nodes_over_tcp(namespaces: list[list[str]]) -> None:
+    with peers("random", "2", str(NUM_OPERATIONS), prefixes=namespaces, environment=TCP) as both:
+        told = finished(*both)
+    (num_bytes,) = re.findall(r"operations, (\d+) bytes", told)
+    counters = [f"/sys/class/net/ft-pool0/statistics/{way}_bytes" for way in ("tx", "rx")]
+    seen = subprocess.run([*namespaces[0], "cat", *counters], capture_output=True, check=True, timeout=20).stdout
+    assert sum(map(int, seen.split())) >= int(num_bytes), "the bytes went another way than the network"
+
+
+@pytest.mark.parametrize("operation", ["read", "write"])
+def test_a_killed_owner_is_named_at_once(operation: str) -> None:
+    with peers("repeat", operation, "60", environment=TCP) as (owner, reader):
+        assert line_of(reader) == "moving\n"
+        owner.send_signal(signal.SIGKILL)
+        seconds, _, sentence = line_of(reader).partition(" ")
+        assert float(seconds) < 10
+        assert f"process {owner.pid}, which holds the segment of pool owner 3 on machine 0, is gone" in sentence
+
+
+@pytest.mark.parametrize("operation", ["read"])
+def test_a_stopped_owner_is_named_after_the_timeout(operation: str) -> None:
+    with peers("repeat", operation, "2", environment=TCP) as (owner, reader):
+        assert line_of(reader) == "moving\n"
+        owner.send_signal(signal.SIGSTOP)
+        seconds, _, sentence = line_of(reader).partition(" ")
+        assert 2 <= float(seconds) < 5
+        assert f"no answer to a {operation.upper()} within 2 s" in sentence
+        owner.send_signal(signal.SIGCONT)
+
+
+@pytest.mark.parametrize("operation", ["write"])
+def test_an_owner_outlives_its_reader(operation: str) -> None:
+    """A reader dies in the middle of its transfers; the owner goes on, and its other blocks are as they were."""
+    mine, theirs = multiprocessing.Pipe()
+    to_reader, from_reader = multiprocessing.Pipe()
+    owner = start(theirs.fileno(), "owner", environment=TCP)
+    reader = start(from_reader.fileno(), "repeat", operation, "60", environment=TCP)
+    with ended(owner, reader):
+        handle = mine.recv()
+        to_reader.send(handle)
+        mine.send(to_reader.recv())
+        to_reader.send(mine.recv())
+        assert line_of(reader) == "moving\n"
+        mine.send(("put", [(1, 1 << 20)]))
+        (other,) = mine.recv()
+        reader.send_signal(signal.SIGKILL)
+        reader.wait(timeout=20)
+        pool = client(READER)
+        pool.attach({OWNER: handle})
+        assert torch.equal(pool.get(other)[0], pattern(1, 1 << 20, 0))
+        pool.put_gradient(other, [pattern(1, 1 << 20, 1)])
+        pool.flush()
+        mine.send(("check", [other]))
+        assert mine.recv() == []
+        pool.close()
+        mine.send(None)
+        assert owner.wait(timeout=20) == 0
