@@ -1,0 +1,90 @@
+"""Producers on one node of a Ray cluster, consumers on the other: exact over each transport that reaches across.
+
+Both nodes are on this machine, so shared memory would reach: the transport under test is forced.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from integration_runs import EXAMPLES
+
+from flowtrain.pool.transport.nixl_agent import why_missing
+
+SECONDS = 240
+OVERRIDES = (
+    "train.step={samples: 6}",
+    "train.epochs=null",
+    "data.eval=null",
+    "telemetry.progress=plain",
+    "producers.threads=1",
+    "consumers.threads=1",
+)
+
+
+@pytest.fixture(scope="session")
+def two_nodes() -> Iterator[str]:
+    """The address of a cluster of two nodes with two cores each."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from ray.cluster_utils import Cluster
+
+        store = {"num_cpus": 2, "object_store_memory": 96 * 2**20}
+        cluster = Cluster(initialize_head=True, connect=False, head_node_args={**store, "include_dashboard": False})
+        try:
+            cluster.add_node(**store)
+            yield cluster.address
+        finally:
+            cluster.shutdown()
+
+
+def flowtrain(
+    command: str, address: str, *arguments: str, overrides: tuple[str, ...]
+) -> subprocess.CompletedProcess[str]:
+    given = [command, str(EXAMPLES / "emoji" / "emoji.yaml"), *arguments]
+    for override in (*OVERRIDES, f"cluster.address={address}", *overrides):
+        given += ["--set", override]
+    environment = {**os.environ, "PYTHONWARNINGS": "default"}
+    return subprocess.run(
+        [sys.executable, "-m", "flowtrain.cli.main", *given],
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        env=environment,
+    )
+
+
+@pytest.mark.parametrize("transport", ["nixl", "ray"])
+def test_a_run_over_two_nodes_equals_plain(two_nodes: str, tmp_path: Path, transport: str) -> None:
+    """The encoder trains, so gradients go back too; two producers, so that a read meets two owners."""
+    if transport == "nixl" and (missing := why_missing()):
+        pytest.skip(missing)
+    sides = ("producers.num=2", "producers.node=1", "consumers.node=0", f"pool.transport={transport}")
+    ended = flowtrain("verify", two_nodes, "--steps", "1", "--out", str(tmp_path / "run"), overrides=sides)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "verify passed: 1 steps" in ended.stdout
+    plan = yaml.safe_load((tmp_path / "run" / "plan.yaml").read_text())
+    assert [rank["node"] for rank in plan["producers"]["ranks"]] == [1, 1]
+    assert [rank["node"] for rank in plan["consumers"]["ranks"]] == [0]
+    (record,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
+    assert record[f"pool/bytes_out/{transport}"] == record["pool/bytes_out"] > 0
+    assert [name for name in record if name.startswith("pool/bytes_out/")] == [f"pool/bytes_out/{transport}"]
+    assert record["grad_norm/encoder"] > 0
+
+
+def test_a_plan_that_fits_no_node_is_refused(two_nodes: str, tmp_path: Path) -> None:
+    sides = ("consumers.num=3", "consumers.node=0", f"run.dir={tmp_path / 'run'}")
+    ended = flowtrain("launch", two_nodes, overrides=sides)
+    assert ended.returncode == 4
+    last = ended.stderr.splitlines()[-1]
+    assert "asked for 3 consumers with 1 CPUs each on node 0" in last
+    assert "node 0" in last
+    assert "2 CPUs, node 1" in last
