@@ -24,7 +24,7 @@ from benchmarks.record import Check, Result, main
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
 from flowtrain.data.order import Order
-from flowtrain.data.processor import load_processor
+from flowtrain.data.measure import open_measure
 from flowtrain.data.sample import SampleBuilder
 from flowtrain.data.sources import open_source
 from flowtrain.packing import Composer, CompositionSpec, CostModel
@@ -44,7 +44,7 @@ LOOKAHEADS = {"arrival": (1,), "dynamic": (1, 4)}
 def read_rows(config: Config, seed: int) -> list[SampleMeta | SkippedRow]:
     """The first rows of the run's order, with their real sizes."""
     source = open_source(config.data.train)
-    builder = SampleBuilder(load_processor(config.model.path, config), source, config.data, MAX_TOKENS, "skip")
+    builder = SampleBuilder(open_measure(config), source, config.data, MAX_TOKENS, "skip")
     order = Order(len(source), seed)
     built = (builder.build(position, order.row(position), 0, position) for position in range(NUM_ROWS))
     return [row if isinstance(row, SkippedRow) else row[0] for row in built]

@@ -44,10 +44,25 @@ class Cut(StrEnum):
 
 
 class FeatureSpec(NamedTuple):
-    """One tensor that crosses the cut: one row of `width` numbers for each visual token, or for each patch."""
+    """One tensor that crosses the cut: one row of `width` numbers for each visual token, or for each patch.
+
+    With a class token, every `tile_patches` patches have `class_rows` rows more.
+    """
 
     rows: Literal["token", "patch"]
     width: int
+    class_rows: int = 0
+    tile_patches: int = 1
+
+    def count(self, tokens: int, patches: int) -> int:
+        """Rows for a sample of so many tokens and patches.
+
+        >>> FeatureSpec("patch", 8, class_rows=1, tile_patches=16).count(tokens=8, patches=32)
+        34
+        """
+        if self.rows == "token":
+            return tokens
+        return patches + self.class_rows * -(-patches // self.tile_patches)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,6 +220,27 @@ class Step:
         return tuple(sample for pack in self.packs for sample in pack.samples)
 
 
+class ImageInput(NamedTuple):
+    """One tensor that a sample's encoder was called with, as plain data: of pixels and masks only the shape."""
+
+    name: str
+    shape: tuple[int, ...]
+    values: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Playback:
+    """What a consumer needs to run the projector on recorded features, where the cut is before it.
+
+    Attributes:
+        inputs: what the encoder was called with.
+        shapes: of each feature tensor before it was laid out in rows.
+    """
+
+    inputs: tuple[ImageInput, ...]
+    shapes: tuple[tuple[int, ...], ...]
+
+
 class TensorSpec(NamedTuple):
     """A tensor inside a block: `offset` in bytes from the block's first payload byte, dtype by torch's name."""
 
@@ -225,6 +261,7 @@ class EmbeddingRef:
         tensors: the features, in the order in which the model's cut names them.
         grids: (frames, rows, columns) of patches of each image, for rotary positions.
         version: encoder version it was made with (number of updates applied).
+        playback: how the projector runs on the features, where the cut is before it and the features alone do not tell.
     """
 
     position: int
@@ -234,3 +271,4 @@ class EmbeddingRef:
     tensors: tuple[TensorSpec, ...]
     grids: tuple[tuple[int, int, int], ...]
     version: int
+    playback: Playback | None = None

@@ -68,12 +68,12 @@ def check(
     config = _load(config_path, overrides)
     console = _console()
     surveys: dict[str, Survey] = {}
-    processor: Any = None
+    measure: Measure | None = None
     for phase, path in ((Phase.TRAIN, config.data.train), (Phase.EVAL, config.data.eval)):
         if path is None:
             continue
-        builder = open_builder(config, phase, processor)
-        processor = builder.processor
+        builder = open_builder(config, phase, measure)
+        measure = builder.measure
         survey = surveys[phase.value] = Survey()
         for found in _progress(survey_rows(builder, decode=True), len(builder.source), f"checking {path.name}"):
             survey.add(found)

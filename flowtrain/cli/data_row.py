@@ -44,12 +44,12 @@ def show_row(builder: SampleBuilder, number: int, console: Console) -> dict[str,
     console.rule(Text(f"row {number} · {sample.id}"))
     if console.is_terminal:
         text = Text()
-        for run in token_runs(builder.processor, tokens):
+        for run in token_runs(builder.measure, tokens):
             shown = f"{run.text}×{run.num_image_tokens}" if run.num_image_tokens else run.text
             text.append(shown, style="bold green" if run.trained else "cyan" if run.num_image_tokens else "dim")
         console.print(text)
     else:
-        console.print(Text(masked_text(builder.processor, tokens)), soft_wrap=True)
+        console.print(Text(masked_text(builder.measure, tokens)), soft_wrap=True)
     if sample.images:
         table = Table()
         table.add_column("image", overflow="fold")
@@ -69,7 +69,7 @@ def show_row(builder: SampleBuilder, number: int, console: Console) -> dict[str,
     return {
         "row": number,
         "id": sample.id,
-        "text": masked_text(builder.processor, tokens),
+        "text": masked_text(builder.measure, tokens),
         "tokens": {"text": sample.text_tokens, "vision": sample.vision_tokens, "trained": sample.trained_tokens},
         "images": [
             {"height": image.height, "width": image.width, "patches": image.patches, "tokens": image.tokens}

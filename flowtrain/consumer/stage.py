@@ -114,7 +114,8 @@ class ConsumerStage:
             torch.as_tensor(tokens.input_ids, device=self.device),
             torch.as_tensor(tokens.labels, device=self.device),
             features,
-            None if ref is None else torch.tensor(ref.grids, dtype=torch.long, device=self.device),
+            torch.tensor(ref.grids, dtype=torch.long, device=self.device) if ref is not None and ref.grids else None,
+            None if ref is None else ref.playback,
         )
 
     def _return(self, ref: EmbeddingRef, features: tuple[torch.Tensor, ...]) -> None:

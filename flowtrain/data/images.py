@@ -1,4 +1,4 @@
-"""The encoder's inputs of one sample: its images decoded and prepared by the model's own image processor.
+"""The encoder's inputs of one sample: its images decoded and prepared by the model's own processor.
 
 Runs on producers. All images of a row go through one call, because some families prepare an image differently when it
 has neighbours (contract C4). What comes out must have the sizes that composition counted on from the headers.
@@ -7,12 +7,12 @@ has neighbours (contract C4). What comes out must have the sizes that compositio
 from __future__ import annotations
 
 import warnings
-from typing import Any
 
 import torch
 
 from flowtrain.config.schema import DataConfig
 from flowtrain.data.errors import BadImage, BadRow
+from flowtrain.data.measure import Measure, prepare
 from flowtrain.data.pictures import load_picture
 from flowtrain.data.sources.base import Source
 from flowtrain.types import SampleMeta
@@ -23,18 +23,18 @@ __all__ = ["BadImage", "EncoderInputs"]
 class EncoderInputs:
     """Loads the images of samples of one source.
 
-    >>> inputs = EncoderInputs(processor, source, config.data).load(sample)      # doctest: +SKIP
-    >>> inputs["pixel_values"].shape, inputs["image_grid_thw"].shape             # doctest: +SKIP
+    >>> inputs = EncoderInputs(measure, source, config.data).load(sample)      # doctest: +SKIP
+    >>> inputs["pixel_values"].shape, inputs["image_grid_thw"].shape                      # doctest: +SKIP
     (torch.Size([patches, 384]), torch.Size([images, 3]))
     """
 
-    def __init__(self, processor: Any, source: Source, config: DataConfig) -> None:
-        self.processor = processor
+    def __init__(self, measure: Measure, source: Source, config: DataConfig) -> None:
+        self.measure = measure
         self.source = source
         self.config = config
 
     def load(self, sample: SampleMeta) -> dict[str, torch.Tensor]:
-        """What the image processor returns for the row's images; BadImage(reason, detail) when one cannot be used."""
+        """What the processor returns for the row's images; BadImage(reason, detail) when one cannot be used."""
         assert sample.images, f"sample {sample.id} has no image to encode"
         try:
             refs = self.source.row(sample.row).images
@@ -57,7 +57,7 @@ class EncoderInputs:
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                prepared = self.processor.image_processor(images=pictures, return_tensors="pt")
+                prepared, _ = prepare(self.measure.processor, pictures)
         except ValueError as error:
             raise BadImage(
                 "image-shape", f"the images of row {sample.id} are refused by the processor: {error}"
@@ -67,11 +67,8 @@ class EncoderInputs:
         return inputs
 
     def _check(self, sample: SampleMeta, inputs: dict[str, torch.Tensor]) -> None:
-        """Each image takes the patches that the header promised: packs and blocks in the pool were sized by them."""
-        grids = inputs.get("image_grid_thw")
-        if grids is None:
-            return
-        patches = [int(count) for count in grids.prod(dim=1)]
+        """The row takes the patches that its headers promised: packs and blocks in the pool were sized by them."""
+        patches = self.measure.patches(inputs, sample.images)
         told = [image.patches for image in sample.images]
         if patches != told:
             raise BadImage(

@@ -45,7 +45,7 @@ def load_processor(model_dir: Path, config: Config) -> Any:
         raise ConfigError(
             f"model.path: {model_dir} has no tokenizer.json: only tokenizers that tell offsets are supported"
         )
-    for name in ("image_token", "image_token_id", "_get_num_multimodal_tokens"):
+    for name in ("image_token", "_process_images"):
         if getattr(processor, name, None) is None:
             raise ConfigError(
                 f"model.path: {type(processor).__name__} has no `{name}`, so image tokens cannot be counted"

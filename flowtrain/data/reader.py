@@ -14,6 +14,7 @@ from typing import Any
 
 from flowtrain.config.schema import Config
 from flowtrain.data.blocks import BlockRead, PayloadBlock, SampleTokens
+from flowtrain.data.measure import Measure, open_measure
 from flowtrain.data.order import Order
 from flowtrain.data.sample import SampleBuilder, check_expansion
 from flowtrain.data.show import first_sample_text
@@ -29,7 +30,7 @@ class ReaderStage:
 
     def __init__(self, config: Config) -> None:
         self.config = config
-        self._processor: Any = None
+        self._measure: Measure | None = None
         self._rows: dict[Phase, tuple[Order, SampleBuilder]] = {}
 
     def read(self, phase: Phase, start: int, count: int, block: int) -> tuple[BlockRead, PayloadBlock]:
@@ -63,7 +64,7 @@ class ReaderStage:
                 raise DataError(f"{path} has no rows")
             order = Order(len(source), self.config.run.seed, shuffle=phase is Phase.TRAIN)
             builder = SampleBuilder(
-                self._load_processor(),
+                self._open_measure(),
                 source,
                 self.config.data,
                 self.config.max_row_tokens,
@@ -77,13 +78,11 @@ class ReaderStage:
         assert path is not None, "held-out rows were asked for and data.eval is not set"
         return path
 
-    def _load_processor(self) -> Any:
-        if self._processor is None:
-            from flowtrain.data.processor import load_processor
-
-            self._processor = load_processor(self.config.model.path, self.config)
-            check_expansion(self._processor)
-        return self._processor
+    def _open_measure(self) -> Measure:
+        if self._measure is None:
+            self._measure = open_measure(self.config)
+            check_expansion(self._measure)
+        return self._measure
 
 
 def payload_number(phase: Phase, block: int) -> int:

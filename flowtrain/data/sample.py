@@ -1,11 +1,11 @@
 """One row as the model reads it: token ids with every image expanded, labels, and sizes from image headers.
 
-    row ─▶ chat template ─▶ text ─▶ tokenizer ─▶ ids, one place an image ─▶ each place × its token count ─▶ SampleTokens
-                              └──▶ answer spans ────────────────────────────▶ labels
-            images ─▶ headers ─▶ tokens and patches by the processor's own count ─▶ SampleMeta
+    row ─▶ chat template ─▶ text, one place an image ─▶ each place the image's text ─▶ tokenizer ─▶ ids ─▶ SampleTokens
+                              └──▶ answer spans ──────────── moved along ────────────────────────▶ labels
+            images ─▶ headers ─▶ text, tokens and patches of each (`measure.py`) ─▶ SampleMeta
 
-Expanding ids instead of text gives the same ids: the image token is a special token, at which every tokenizer splits;
-this is checked once against the processor itself. No pixel is decoded.
+An image's text has one image token for each run of them, and ids are repeated: the image token is a special token, at
+which every tokenizer splits; this is checked once against the processor itself. No pixel is decoded.
 
 Invariants: an image span is never cut (a row that is too long is skipped whole); no image token and no prompt token has
 a label; the first token has none either, because nothing predicts it.
@@ -13,6 +13,7 @@ a label; the first token has none either, because nothing predicts it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -21,8 +22,8 @@ import numpy.typing as npt
 from flowtrain.config.schema import DataConfig
 from flowtrain.data.blocks import SampleTokens
 from flowtrain.data.errors import BadRow
+from flowtrain.data.measure import ImageText, Measure, expand
 from flowtrain.data.pictures import picture_size
-from flowtrain.data.processor import count_image
 from flowtrain.data.sources.base import RawRow, Source
 from flowtrain.data.spans import Messages, Span, marks_generation, spans_by_prefix, trained_mask
 from flowtrain.errors import ConfigError, DataError
@@ -35,9 +36,10 @@ class SampleBuilder:
     """Builds samples of one source with one processor."""
 
     def __init__(
-        self, processor: Any, source: Source, config: DataConfig, max_row_tokens: int, on_long_row: Policy
+        self, measure: Measure, source: Source, config: DataConfig, max_row_tokens: int, on_long_row: Policy
     ) -> None:
-        self.processor = processor
+        self.measure = measure
+        self.processor = processor = measure.processor
         self.source = source
         self.config = config
         self.max_row_tokens = max_row_tokens
@@ -65,9 +67,9 @@ class SampleBuilder:
 
     def read(self, raw: RawRow) -> tuple[SampleTokens, tuple[ImageMeta, ...]]:
         """Token ids, labels and image sizes of a row of any length; BadRow when it cannot be read."""
-        images = tuple(self._image(raw, number) for number in range(len(raw.images)))
+        images, texts = self._images(raw)
         text = self._render(raw.messages, False, raw)
-        spans = self._spans(raw, text)
+        text, spans = self._expanded(raw, text, self._spans(raw, text), texts)
         encoded = self._tokenizer(
             text,
             add_special_tokens=not self._begins_with_bos(text),
@@ -79,15 +81,12 @@ class SampleBuilder:
         ids = np.asarray(encoded["input_ids"], dtype=np.int64)
         trained = np.asarray(trained_mask(encoded["offset_mapping"], spans), dtype=np.bool_)
         self._refuse_other_media(raw, ids)
-        places = ids == self.processor.image_token_id
-        if int(places.sum()) != len(images):
-            raise BadRow(
-                "image-count",
-                f"{raw.where} has {len(images)} images and {int(places.sum())} image tokens once rendered: "
-                f"its text holds {self.processor.image_token!r}, or the chat template leaves images out",
-            )
+        places = ids == self.measure.shape.image_token_id
+        runs = [length for text in texts for length in text.runs]
+        if int(places.sum()) != len(runs):
+            raise BadRow("image-count", f"the text of {raw.where} holds {self.measure.image_token!r}")
         repeats = np.ones(len(ids), dtype=np.int64)
-        repeats[places] = [image.tokens for image in images]
+        repeats[places] = runs
         trained &= ~places
         if len(trained):
             trained[0] = False
@@ -101,23 +100,43 @@ class SampleBuilder:
             raise ConfigError("model.path: the processor has several chat templates and none is named `default`")
         return str(chosen)
 
-    def _image(self, raw: RawRow, number: int) -> ImageMeta:
-        ref = raw.images[number]
-        height, width = picture_size(ref, self.config.max_image_pixels)
+    def _images(self, raw: RawRow) -> tuple[tuple[ImageMeta, ...], tuple[ImageText, ...]]:
+        """Sizes from the headers, and what stands for each image in this row."""
+        sizes = [picture_size(ref, self.config.max_image_pixels) for ref in raw.images]
+        if not sizes:
+            return (), ()
         try:
-            tokens, patches = count_image(self.processor, height, width)
+            texts = self.measure.images(sizes)
         except (ValueError, ZeroDivisionError) as error:
-            raise BadRow(
-                "image-shape", f"{ref.label} has {width}×{height} pixels, refused by the processor: {error}"
-            ) from error
+            named = ", ".join(f"{ref.label} of {w}×{h}" for ref, (h, w) in zip(raw.images, sizes, strict=True))
+            raise BadRow("image-shape", f"the processor refuses {named} pixels: {error}") from error
+        for ref, (height, width), text in zip(raw.images, sizes, texts, strict=True):
+            self._check_pixels(ref.label, height, width, text.patches)
+        images = (ImageMeta(h, w, text.tokens, text.patches) for (h, w), text in zip(sizes, texts, strict=True))
+        return tuple(images), texts
+
+    def _check_pixels(self, label: str, height: int, width: int, patches: int) -> None:
         prepared = patches * int(self.processor.image_processor.patch_size) ** 2 if self.config.max_pixels else 0
         if self.config.max_pixels and prepared > self.config.max_pixels:
             raise BadRow(
                 "image-shape",
-                f"{ref.label} of {width}×{height} pixels is so narrow that the processor makes {prepared} of it, "
+                f"{label} of {width}×{height} pixels is so narrow that the processor makes {prepared} of it, "
                 f"more than data.max_pixels ({self.config.max_pixels})",
             )
-        return ImageMeta(height, width, tokens, patches)
+
+    def _expanded(
+        self, raw: RawRow, text: str, spans: list[Span], texts: Sequence[ImageText]
+    ) -> tuple[str, list[Span]]:
+        """The text with every image's place taken by the image's text, and the spans moved along."""
+        placeholder = str(self.processor.image_token)
+        pieces = text.split(placeholder)
+        if len(pieces) - 1 != len(texts):
+            raise BadRow(
+                "image-count",
+                f"{raw.where} has {len(texts)} images and {len(pieces) - 1} image tokens once rendered: "
+                f"its text holds {placeholder!r}, or the chat template leaves images out",
+            )
+        return expand(pieces, len(placeholder), spans, texts)
 
     def _render(self, messages: Messages, prompt: bool, raw: RawRow) -> str:
         from jinja2 import TemplateError
@@ -163,7 +182,7 @@ class SampleBuilder:
         """A video or audio token in the text would have the model look for inputs that nobody makes."""
         for kind in ("video", "audio"):
             token_id = getattr(self.processor, f"{kind}_token_id", None)
-            if token_id is not None and token_id != self.processor.image_token_id and (ids == token_id).any():
+            if token_id is not None and token_id != self.measure.shape.image_token_id and (ids == token_id).any():
                 token = getattr(self.processor, f"{kind}_token", kind)
                 raise BadRow("bad-messages", f"the text of {raw.where} holds {token!r}, and {kind} is not supported")
 
@@ -184,22 +203,42 @@ class SampleBuilder:
         return SkippedRow(position, row, row_id, error.reason, error.detail)
 
 
-def check_expansion(processor: Any) -> None:
-    """ConfigError unless the processor expands an image into its count of image tokens and nothing else."""
+def check_expansion(measure: Measure) -> None:
+    """ConfigError unless rows measured from sizes have exactly the ids that the processor gives for real pictures.
+
+    Tried with one image, and with two of different sizes, amid text.
+    """
     from PIL import Image
 
-    side = 4 * int(getattr(processor.image_processor, "patch_size", 16))
-    text = f"a{processor.image_token}b"
-    try:
-        whole = processor(text=[text], images=[Image.new("RGB", (side, side))])["input_ids"][0]
-        tokens, _ = count_image(processor, side, side)
-    except (ValueError, TypeError, KeyError, AttributeError) as error:
-        raise ConfigError(f"model.path: {type(processor).__name__} cannot prepare an image: {error}") from error
-    ours: list[int] = []
-    for token in processor.tokenizer(text)["input_ids"]:
-        ours.extend([token] * (tokens if token == processor.image_token_id else 1))
-    if list(whole) != ours:
-        raise ConfigError(
-            f"model.path: {type(processor).__name__} expands images in a form of its own ({len(whole)} tokens "
-            f"instead of {len(ours)} for a probe); this model family is not supported yet"
-        )
+    processor = measure.processor
+    side = 4 * _patch_side(processor)
+    probes = ([(side, side)], [(side, side), (side, 3 * side)])
+    for sizes in probes:
+        text = "a\n" + "".join(f"{processor.image_token}\nb" for _ in sizes)
+        try:
+            pictures = [Image.new("RGB", (width, height), (90, 60, 30)) for height, width in sizes]
+            whole = list(processor(text=[text], images=[pictures])["input_ids"][0])
+            ours = _probe_ids(measure, text, sizes)
+        except (ValueError, TypeError, KeyError, AttributeError, IndexError) as error:
+            raise ConfigError(f"model.path: {type(processor).__name__} cannot prepare an image: {error}") from error
+        if whole != ours:
+            raise ConfigError(
+                f"model.path: {type(processor).__name__} expands images in a form of its own ({len(whole)} tokens "
+                f"instead of {len(ours)} for a probe of {len(sizes)}); this model family is not supported yet"
+            )
+
+
+def _patch_side(processor: Any) -> int:
+    side = getattr(processor.image_processor, "patch_size", None)
+    return side if isinstance(side, int) else 16
+
+
+def _probe_ids(measure: Measure, text: str, sizes: Sequence[tuple[int, int]]) -> list[int]:
+    images = measure.images(sizes)
+    placeholder = measure.processor.image_token
+    whole, _ = expand(text.split(placeholder), len(placeholder), [], images)
+    runs = iter([length for image in images for length in image.runs])
+    ids: list[int] = []
+    for token in measure.processor.tokenizer(whole)["input_ids"]:
+        ids.extend([token] * (next(runs, 1) if token == measure.shape.image_token_id else 1))
+    return ids

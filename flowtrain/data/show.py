@@ -6,13 +6,14 @@ Used at the start of a run (one sample with its mask) and by `flowtrain data sho
 from __future__ import annotations
 
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
 
 from flowtrain.config.schema import Config
 from flowtrain.data.blocks import SampleTokens
+from flowtrain.data.measure import Measure
 from flowtrain.data.order import Order
 from flowtrain.data.sample import SampleBuilder
 from flowtrain.types import SkippedRow
@@ -29,9 +30,9 @@ class Run(NamedTuple):
     num_image_tokens: int
 
 
-def token_runs(processor: Any, tokens: SampleTokens) -> list[Run]:
+def token_runs(measure: Measure, tokens: SampleTokens) -> list[Run]:
     """The whole sample in order; special tokens are shown as they are written."""
-    image_id = processor.image_token_id
+    image_id = measure.shape.image_token_id
     kinds = np.stack([tokens.labels >= 0, tokens.input_ids == image_id], axis=1).tolist()
     runs = []
     for (trained, is_image), group in groupby(
@@ -39,23 +40,23 @@ def token_runs(processor: Any, tokens: SampleTokens) -> list[Run]:
     ):
         ids = [token for _, token in group]
         if is_image:
-            runs.append(Run(str(processor.image_token), trained, len(ids)))
+            runs.append(Run(measure.image_token, trained, len(ids)))
         else:
-            runs.append(Run(processor.tokenizer.decode(ids, clean_up_tokenization_spaces=False), trained, 0))
+            runs.append(Run(measure.processor.tokenizer.decode(ids, clean_up_tokenization_spaces=False), trained, 0))
     return runs
 
 
-def masked_text(processor: Any, tokens: SampleTokens) -> str:
+def masked_text(measure: Measure, tokens: SampleTokens) -> str:
     """Plain text: trained tokens in ⟦…⟧, a run of image tokens as `<|image_pad|>×16`.
 
-    >>> print(masked_text(processor, tokens))      # doctest: +SKIP
+    >>> print(masked_text(measure, tokens))      # doctest: +SKIP
     <|im_start|>user
     <|vision_start|><|image_pad|>×4<|vision_end|>Which digit is this?<|im_end|>
     <|im_start|>assistant
     ⟦7<|im_end|>⟧
     """
     pieces = []
-    for run in token_runs(processor, tokens):
+    for run in token_runs(measure, tokens):
         text = f"{run.text}×{run.num_image_tokens}" if run.num_image_tokens else run.text
         pieces.append(f"⟦{text}⟧" if run.trained else text)
     return "".join(pieces)
@@ -82,7 +83,7 @@ def first_sample_text(builder: SampleBuilder, order: Order) -> str | None:
             sample, tokens = built
             share = 100 * sample.trained_tokens / sample.tokens
             told = f"row {sample.id}: {sample.tokens} tokens, {sample.trained_tokens} of them trained ({share:.0f} %)"
-            return f"{told}\n{masked_text(builder.processor, tokens).rstrip()}"
+            return f"{told}\n{masked_text(builder.measure, tokens).rstrip()}"
     return None
 
 

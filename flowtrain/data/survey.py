@@ -13,6 +13,7 @@ from typing import Any
 
 from flowtrain.config.schema import Config
 from flowtrain.data.errors import BadImage
+from flowtrain.data.measure import Measure, open_measure
 from flowtrain.data.sample import SampleBuilder, check_expansion
 from flowtrain.data.sources import open_source
 from flowtrain.errors import ConfigError, DataError
@@ -69,21 +70,19 @@ class Survey:
         }
 
 
-def open_builder(config: Config, phase: Phase, processor: Any = None) -> SampleBuilder:
-    """The builder of a split in which nothing stops at a bad row; `processor`: one that is loaded already."""
-    from flowtrain.data.processor import load_processor
-
+def open_builder(config: Config, phase: Phase, measure: Measure | None = None) -> SampleBuilder:
+    """The builder of a split in which nothing stops at a bad row; `measure`: one that is open already."""
     path = config.data.train if phase is Phase.TRAIN else config.data.eval
     if path is None:
         raise ConfigError("data.eval is not set, so there are no held-out rows: set it, or leave out --split eval")
     source = open_source(path)
     if not len(source):
         raise DataError(f"{path} has no rows")
-    if processor is None:
-        processor = load_processor(config.model.path, config)
-        check_expansion(processor)
+    if measure is None:
+        measure = open_measure(config)
+        check_expansion(measure)
     data = config.data.model_copy(update={"on_bad_sample": "skip"})
-    return SampleBuilder(processor, source, data, config.max_row_tokens, "skip")
+    return SampleBuilder(measure, source, data, config.max_row_tokens, "skip")
 
 
 def survey_rows(builder: SampleBuilder, decode: bool) -> Iterator[SampleMeta | SkippedRow]:
@@ -92,7 +91,7 @@ def survey_rows(builder: SampleBuilder, decode: bool) -> Iterator[SampleMeta | S
     if decode:
         from flowtrain.data.images import EncoderInputs
 
-        inputs = EncoderInputs(builder.processor, builder.source, builder.config)
+        inputs = EncoderInputs(builder.measure, builder.source, builder.config)
     for row in range(len(builder.source)):
         built = builder.build(row, row, 0, 0)
         if isinstance(built, SkippedRow):

@@ -3,19 +3,27 @@
 The boundaries arrive as explicit keywords of the model's `forward`, which transformers hands down to the attention
 function:
 
-    model(..., pack_lengths=(7, 19, 4), pack_offsets=tensor([0, 7, 26, 30]))
+    model(..., pack_lengths=(7, 19, 4), pack_offsets=tensor([0, 7, 26, 30]), pack_blocks=ImageBlocks(…))
+
+| a token sees | where |
+|---|---|
+| itself and those before it, of its sample | always |
+| of them the last `sliding_window` | layers that slide |
+| those behind it of its run of image tokens | families with image blocks (Gemma 3) |
 
 | name | kernel | where |
 |---|---|---|
 | `flowtrain_packs` | one causal `scaled_dot_product_attention` a sample | everywhere, every dtype |
 | `flowtrain_packs_varlen` | torch's variable-length flash attention, one call a layer | CUDA, bfloat16 |
 
-The names are not known to transformers' mask makers, so that no (Σℓ)² mask is ever built.
+The names are not known to transformers' mask makers, so that no (Σℓ)² mask is ever built; a sample with image blocks,
+or longer than the window, has one of ℓ².
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -28,6 +36,38 @@ SEGMENTS = "flowtrain_packs"
 VARLEN = "flowtrain_packs_varlen"
 
 
+@dataclass(frozen=True, slots=True)
+class ImageBlocks:
+    """For each segment the (T,) number of the image block that a token is in (-1: none), or None without images.
+
+    `of_segments` is None in families whose images are causal like text. Masks are made once a forward, not once a layer.
+    """
+
+    of_segments: tuple[torch.Tensor | None, ...] | None = None
+    _masks: dict[tuple[int, int | None], torch.Tensor] = field(default_factory=dict)
+
+    def mask(self, segment: int, length: int, window: int | None, device: torch.device) -> torch.Tensor | None:
+        """(T, T) of what each token sees, or None where that is just everything before it."""
+        numbers = None if self.of_segments is None else self.of_segments[segment]
+        reach = window if window is not None and window < length else None
+        if numbers is None and reach is None:
+            return None
+        key = (segment, reach)
+        if key not in self._masks:
+            place = torch.arange(length, device=device)
+            ahead = place[None, :] - place[:, None]
+            seen = ahead <= 0
+            if numbers is not None:
+                seen |= (numbers[:, None] == numbers[None, :]) & (numbers >= 0)
+            if reach is not None:
+                seen &= ahead > -reach
+            self._masks[key] = seen
+        return self._masks[key]
+
+
+NO_BLOCKS = ImageBlocks()
+
+
 def attention_by_segments(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -36,11 +76,13 @@ def attention_by_segments(
     attention_mask: torch.Tensor | None,
     *,
     pack_lengths: Sequence[int],
+    pack_blocks: ImageBlocks = NO_BLOCKS,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Causal attention within each segment of `pack_lengths`.
+    """Attention within each segment of `pack_lengths`: causal, and as the page above says.
 
     Args:
         query: (1, heads, T, dim); key and value: (1, key heads, T, dim).
@@ -51,12 +93,17 @@ def attention_by_segments(
     """
     _check(query, attention_mask, pack_lengths, kwargs)
     grouped = query.shape[1] != key.shape[1]
-    pieces = [
-        scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, scale=scaling, is_causal=q.shape[2] > 1, enable_gqa=grouped
+    pieces = []
+    segments = zip(*(t.split(list(pack_lengths), dim=2) for t in (query, key, value)), strict=True)
+    for number, (q, k, v) in enumerate(segments):
+        length = q.shape[2]
+        mask = pack_blocks.mask(number, length, sliding_window, q.device)
+        causal = mask is None and length > 1
+        pieces.append(
+            scaled_dot_product_attention(
+                q, k, v, attn_mask=mask, dropout_p=dropout, scale=scaling, is_causal=causal, enable_gqa=grouped
+            )
         )
-        for q, k, v in zip(*(t.split(list(pack_lengths), dim=2) for t in (query, key, value)), strict=True)
-    ]
     return torch.cat(pieces, dim=2).transpose(1, 2).contiguous(), None
 
 
@@ -69,8 +116,10 @@ def attention_by_varlen(
     *,
     pack_lengths: Sequence[int],
     pack_offsets: torch.Tensor,
+    pack_blocks: ImageBlocks = NO_BLOCKS,
     scaling: float | None = None,
     dropout: float = 0.0,
+    sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """The same with one kernel call; `pack_offsets` is the running sum of `pack_lengths` on the device, int32."""
@@ -78,6 +127,7 @@ def attention_by_varlen(
 
     _check(query, attention_mask, pack_lengths, kwargs)
     assert dropout == 0.0, "the variable-length kernel has no dropout"
+    assert pack_blocks.of_segments is None, "the variable-length kernel is causal: image blocks need another"
     longest = max(pack_lengths)
     dtype = _autocast_dtype(value)
     q_THD, k_THD, v_THD = (t[0].transpose(0, 1).to(dtype) for t in (query, key, value))
@@ -90,7 +140,7 @@ def attention_by_varlen(
         longest,
         longest,
         scale=scaling,
-        window_size=(-1, 0),
+        window_size=(-1 if sliding_window is None else sliding_window - 1, 0),
         enable_gqa=query.shape[1] != key.shape[1],
     )
     assert isinstance(out, torch.Tensor)
@@ -112,14 +162,23 @@ def has_flash(device: torch.device) -> bool:
 
 
 def choose_kernel(
-    asked: Literal["auto", "sdpa", "flash"], flash: bool, compute_dtype: torch.dtype, dropout: float = 0.0
+    asked: Literal["auto", "sdpa", "flash"],
+    flash: bool,
+    compute_dtype: torch.dtype,
+    dropout: float = 0.0,
+    image_blocks: bool = False,
 ) -> str:
-    """Name of the kernel for packs; `flash` tells whether the device has it.
+    """Name of the kernel for packs; `flash` tells whether the device has it, `image_blocks` is the family's.
 
     Raises:
         PlanError: `flash` was asked for where it cannot run.
     """
-    usable = flash and compute_dtype in (torch.bfloat16, torch.float16) and dropout == 0.0
+    if asked == "flash" and image_blocks:
+        raise PlanError(
+            "model.attention: flash is causal, and the image tokens of this model family see each other both ways; "
+            "set model.attention: auto"
+        )
+    usable = flash and compute_dtype in (torch.bfloat16, torch.float16) and dropout == 0.0 and not image_blocks
     if asked == "flash" and not usable:
         raise PlanError(
             "model.attention: flash needs a CUDA device of compute capability 8.0, 16-bit compute and no "
@@ -143,6 +202,5 @@ def _check(
     assert sum(pack_lengths) == query.shape[2], (
         f"pack lengths add up to {sum(pack_lengths)}, the pack has {query.shape[2]}"
     )
-    window = kwargs.get("sliding_window")
-    assert window is None or max(pack_lengths) <= window, f"a sample is longer than the attention window of {window}"
     assert kwargs.get("softcap") is None, "logit soft-capping is not supported in packs"
+    assert kwargs.get("s_aux") is None, "attention sinks are not supported in packs"

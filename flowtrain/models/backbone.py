@@ -21,8 +21,12 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from flowtrain.config.schema import Config
+from flowtrain.models.attention import ImageBlocks
+from flowtrain.models.families import block_numbers, positions_of
+from flowtrain.models.features import encoder_outputs
 from flowtrain.models.half import Half, load_half
-from flowtrain.types import Module
+from flowtrain.models.playback import play
+from flowtrain.types import Cut, Module, Playback
 
 IGNORED_LABEL = -100
 
@@ -35,13 +39,15 @@ class PackSample:
         input_ids: (T,) token ids, image placeholders expanded.
         labels: (T,) unshifted, -100 where nothing is trained.
         features: in the order of `shape.features(cut)`; None for a row without images.
-        grids: (images, 3) patches of each image; None for a row without images.
+        grids: (images, 3) patches of each image; None for a row without images, and where the family has no grids.
+        playback: how the projector runs on the features, where the cut is before it and features alone do not tell.
     """
 
     input_ids: torch.Tensor
     labels: torch.Tensor
     features: tuple[torch.Tensor, ...] | None = None
     grids: torch.Tensor | None = None
+    playback: Playback | None = None
 
 
 class BackboneHalf(Half):
@@ -94,7 +100,7 @@ class BackboneHalf(Half):
                 mm_encoder_outputs=self._encoder_outputs(samples),
                 logits_to_keep=places,
                 use_cache=False,
-                **self._borders([sum(lengths)] if neighbours_visible else lengths),
+                **self._borders(samples, neighbours_visible),
             )
         return output.logits[0], targets
 
@@ -102,9 +108,19 @@ class BackboneHalf(Half):
     def _loss_dtype(self) -> torch.dtype:
         return torch.float64 if self.compute_dtype is torch.float64 else torch.float32
 
-    def _borders(self, lengths: Sequence[int]) -> dict[str, Any]:
+    def _borders(self, samples: Sequence[PackSample], neighbours_visible: bool) -> dict[str, Any]:
+        """Keywords of `forward` that the attention function reads: lengths, their running sum, image blocks."""
+        lengths = [len(sample.input_ids) for sample in samples]
+        lengths = [sum(lengths)] if neighbours_visible else lengths
         offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
-        return {"pack_lengths": tuple(lengths), "pack_offsets": offsets}
+        blocks = None
+        if self.family.image_blocks:
+            image = self.model.config.image_token_id
+            if neighbours_visible:
+                blocks = (block_numbers(torch.cat([sample.input_ids for sample in samples]) == image),)
+            else:
+                blocks = tuple(block_numbers(sample.input_ids == image) for sample in samples)
+        return {"pack_lengths": tuple(lengths), "pack_offsets": offsets, "pack_blocks": ImageBlocks(blocks)}
 
     def _targets(self, samples: Sequence[PackSample]) -> tuple[torch.Tensor, torch.Tensor]:
         """Places in the pack, and what they predict: the next token of the same sample, where it has a label."""
@@ -118,17 +134,23 @@ class BackboneHalf(Half):
         return torch.cat(places), torch.cat(targets)
 
     def _positions(self, samples: Sequence[PackSample]) -> torch.Tensor:
-        """(3, 1, T): rotary positions of every sample, each from 0."""
+        """(3, 1, T) or (1, T): rotary positions of every sample, each from 0."""
         positions = [
-            self.family.positions(self.model, s.input_ids.cpu(), None if s.grids is None else s.grids.cpu())
-            for s in samples
+            positions_of(self.model, s.input_ids.cpu(), None if s.grids is None else s.grids.cpu()) for s in samples
         ]
-        return torch.cat(positions, dim=1)[:, None].to(self.device)
+        return torch.cat(positions, dim=-1).to(self.device)
 
     def _encoder_outputs(self, samples: Sequence[PackSample]) -> Any:
         """Features of all samples in pack order, or None where no sample has images."""
-        of_samples = [sample.features for sample in samples if sample.features is not None]
+        of_samples = [
+            self._projected(sample.features, sample.playback) for sample in samples if sample.features is not None
+        ]
         if not of_samples:
             return None
-        features = tuple(torch.cat(tensors) for tensors in zip(*of_samples, strict=True))
-        return self.family.encoder_outputs(self.model, features, self.cut)
+        return encoder_outputs(tuple(torch.cat(tensors) for tensors in zip(*of_samples, strict=True)))
+
+    def _projected(self, features: tuple[torch.Tensor, ...], playback: Playback | None) -> tuple[torch.Tensor, ...]:
+        """Features as they are after the projector, which runs here where the cut is before it."""
+        if self.cut is Cut.AFTER_PROJECTOR:
+            return features
+        return play(self.model, self.parts, features, playback)

@@ -14,7 +14,10 @@ from pathlib import Path
 import torch
 
 from flowtrain.config.schema import Config
+from flowtrain.models.features import accepted_inputs, encode_samples, projected
 from flowtrain.models.half import Half, load_half
+from flowtrain.models.playback import playback_of, record
+from flowtrain.types import Cut, Playback
 
 
 class EncoderHalf(Half):
@@ -39,19 +42,37 @@ class EncoderHalf(Half):
         """
         part = config.producer_modules
         model, family, table, compute_dtype = load_half(model_dir, weights_dir, config, part, device, dtype)
-        family.prepare_encoder(model, config.cut)
         return cls(model, family, config.cut, part, table, device, compute_dtype)
 
     def encode(self, inputs: Sequence[Mapping[str, torch.Tensor]]) -> list[tuple[torch.Tensor, ...]]:
         """Features of each sample, in the compute dtype, attached to the graph where gradients are enabled.
+
+        (rows, width) each; before a projector that lies behind the encoder as many dims as the encoder's output has.
 
         Args:
             inputs: for each sample what the processor returns for all its images.
         """
         if not inputs:
             return []
-        placed = [{name: tensor.to(self.device) for name, tensor in sample.items()} for sample in inputs]
+        placed = [self._placed(sample) for sample in inputs]
         with self.computing():
-            encoded = self.family.encode(self.model, placed, self.cut)
+            encoded = encode_samples(placed, self._encode)
         assert len(encoded) == len(inputs)
         return [tuple(feature.to(self.compute_dtype) for feature in features) for features in encoded]
+
+    def playback(self, inputs: Mapping[str, torch.Tensor], features: Sequence[torch.Tensor]) -> Playback | None:
+        """What a consumer needs, beside the features, to run the projector on them; None where that is nothing."""
+        if self.cut is Cut.AFTER_PROJECTOR:
+            return None
+        return playback_of(self.parts, accepted_inputs(self.model, inputs), tuple(features))
+
+    def _placed(self, inputs: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return {name: tensor.to(self.device) for name, tensor in accepted_inputs(self.model, inputs).items()}
+
+    def _encode(self, inputs: dict[str, torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        pixels = inputs["pixel_values"]
+        dtype = torch.float64 if self.compute_dtype is torch.float64 else torch.float32
+        inputs = {**inputs, "pixel_values": pixels.to(dtype)}
+        if self.cut is Cut.AFTER_PROJECTOR:
+            return projected(self.model, inputs)
+        return record(self.model, self.parts, inputs)

@@ -10,17 +10,20 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.models import attention
 from flowtrain.models.families import Family, family_of
 from flowtrain.models.parts import build_on_meta, load_part, read_config
+from flowtrain.models.playback import Parts, find_parts
 from flowtrain.models.table import module_of_parameters
 from flowtrain.types import Cut, Module
 
@@ -40,6 +43,11 @@ class Half(nn.Module):
         self.device = device
         self.compute_dtype = compute_dtype
         self._module_of = {name: module for name, module in table.items() if module in part}
+
+    @cached_property
+    def parts(self) -> Parts:
+        """Encoder and projector as modules, for the cut before the projector."""
+        return find_parts(self.model)
 
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """This half's parameters, frozen ones too, under the names of the whole model."""
@@ -74,15 +82,18 @@ def load_half(
         config.model.attention,
         attention.has_flash(device),
         compute_dtype,
-        float(getattr(text_config, "attention_dropout", 0.0)),
+        float(getattr(text_config, "attention_dropout", None) or 0.0),
+        family.image_blocks,
     )
-    model = build_on_meta(model_config, config.model.trust_remote_code, _kernels(model_config, text_config, kernel))
+    kernels = _kernels(model_config, text_config, kernel)
+    model = build_on_meta(model_config, config.model.trust_remote_code, kernels, parameter_dtype)
     table = module_of_parameters(model)
     load_part(model, table, part, weights_dir, device, parameter_dtype)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(table[name] in part and table[name] not in config.frozen)
     if config.train.gradient_checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+    _tell_device(model, device)
     model.train()
     return model, family, table, compute_dtype
 
@@ -92,6 +103,15 @@ def torch_dtype(name: str) -> torch.dtype:
     if not isinstance(dtype, torch.dtype):
         raise ConfigError(f"model.dtype: {name!r} is not a torch dtype")
     return dtype
+
+
+def _tell_device(model: Any, device: torch.device) -> None:
+    """transformers asks a model's first parameter where it is; where that is one of the other half, we answer."""
+    for part in model.modules():
+        if isinstance(part, PreTrainedModel) and part.device.type == "meta":
+            kind = type(part)
+            members = {"device": property(lambda _: device), "__module__": kind.__module__, "__doc__": kind.__doc__}
+            part.__class__ = type(kind.__name__, (kind,), members)
 
 
 def _kernels(model_config: Any, text_config: Any, kernel: str) -> dict[str, str]:

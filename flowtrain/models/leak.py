@@ -26,8 +26,9 @@ from torch import nn
 
 from flowtrain.errors import PlanError
 from flowtrain.models.backbone import BackboneHalf, PackSample
+from flowtrain.models.families import has_image_axes
 from flowtrain.models.table import module_of_name
-from flowtrain.types import Module
+from flowtrain.types import Cut, Module
 
 TEXT_TOKENS = 5
 IMAGE_SIDE = 2
@@ -70,18 +71,23 @@ def check_packing(backbone: BackboneHalf) -> Mode:
 def find_leak(
     backbone: BackboneHalf, forward: Callable[[Sequence[PackSample]], tuple[torch.Tensor, torch.Tensor]]
 ) -> str | None:
-    """Name of the first layer where a sample differs from itself alone or with another neighbour; None if none."""
+    """Name of the first layer where a sample differs from itself alone or with another neighbour; None if none.
+
+    Features are made as they are after the projector, which sees one sample at a time wherever the cut is.
+    """
     a, b = _sample(backbone, 0, image_last=True), _sample(backbone, 1, image_last=False)
     other_a, other_b = _altered(backbone, a, 2), _altered(backbone, b, 3)
     limit = ROUNDING[backbone.compute_dtype]
-    training = backbone.training
+    training, cut = backbone.training, backbone.cut
     backbone.eval()
+    backbone.cut = Cut.AFTER_PROJECTOR
     try:
         with torch.no_grad():
             packed, alone = _run(backbone, forward, [a, b]), [_run(backbone, forward, [s]) for s in (a, b)]
             after_other, before_other = _run(backbone, forward, [other_a, b]), _run(backbone, forward, [a, other_b])
     finally:
         backbone.train(training)
+        backbone.cut = cut
     for name, (of_a, of_b) in packed.outputs.items():
         pairs = (
             (of_a, alone[0].outputs[name][0], limit),
@@ -105,7 +111,7 @@ def _differ(one: torch.Tensor, other: torch.Tensor, limit: float) -> bool:
 def _sample(backbone: BackboneHalf, seed: int, image_last: bool) -> PackSample:
     """Five text tokens and one square image at the border; every token has a label, so that all logits are compared."""
     generator = torch.Generator().manual_seed(seed)
-    grid, shapes = backbone.family.example_image(backbone.model, IMAGE_SIDE, backbone.cut)
+    grids, shapes = _example_image(backbone.model)
     text = _text_ids(backbone, TEXT_TOKENS, generator)
     image = torch.full((IMAGE_SIDE * IMAGE_SIDE,), backbone.model.config.image_token_id)
     input_ids = torch.cat([text, image] if image_last else [image, text])
@@ -115,8 +121,19 @@ def _sample(backbone: BackboneHalf, seed: int, image_last: bool) -> PackSample:
         input_ids.to(device),
         input_ids.clone().to(device),
         tuple(feature.to(device, backbone.compute_dtype) for feature in features),
-        grid[None].to(device),
+        None if grids is None else grids.to(device),
     )
+
+
+def _example_image(model: Any) -> tuple[torch.Tensor | None, list[tuple[int, int]]]:
+    """Grid of a square image where the family has grids, and the (rows, width) of each of its features."""
+    vision, width = model.config.vision_config, model.config.get_text_config().hidden_size
+    levels = 1 + len(getattr(vision, "deepstack_visual_indexes", None) or ())
+    grids = None
+    if has_image_axes(model):
+        side = IMAGE_SIDE * vision.spatial_merge_size
+        grids = torch.tensor([[1, side, side]])
+    return grids, [(IMAGE_SIDE * IMAGE_SIDE, width)] * levels
 
 
 def _altered(backbone: BackboneHalf, sample: PackSample, seed: int) -> PackSample:

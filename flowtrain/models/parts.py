@@ -37,23 +37,38 @@ def read_config(model_dir: Path, trust_remote_code: bool) -> Any:
         ) from error
 
 
-def build_on_meta(model_config: Any, trust_remote_code: bool, attention: dict[str, str] | None = None) -> Any:
-    """The whole model without memory; `attention` names the kernel of each sub-config."""
+def build_on_meta(
+    model_config: Any,
+    trust_remote_code: bool,
+    attention: dict[str, str] | None = None,
+    dtype: torch.dtype = torch.float32,
+) -> Any:
+    """The whole model without memory; `attention` names the kernel of each sub-config.
+
+    `dtype` is that of the parameters, also of those that stay on meta: some families ask the whole model for it.
+    """
     kwargs: dict[str, Any] = {} if attention is None else {"attn_implementation": attention}
     with torch.device("meta"):
-        return from_config(model_config, trust_remote_code, **kwargs)
+        return from_config(model_config, trust_remote_code, dtype, **kwargs)
 
 
-def from_config(model_config: Any, trust_remote_code: bool, **kwargs: Any) -> Any:
+def from_config(model_config: Any, trust_remote_code: bool, dtype: torch.dtype = torch.float32, **kwargs: Any) -> Any:
+    if dtype is torch.float64 and has_experts(model_config):
+        kwargs["experts_implementation"] = "eager"  # the fused product of experts knows no float64
     try:
         return AutoModelForImageTextToText.from_config(
-            model_config, dtype=torch.float32, trust_remote_code=trust_remote_code, **kwargs
+            model_config, dtype=dtype, trust_remote_code=trust_remote_code, **kwargs
         )
     except (ValueError, ImportError) as error:
         raise ConfigError(
             f"model.path: {model_config.model_type!r} is not an image-text-to-text model that transformers can "
             f"build ({_one_line(error)})"
         ) from error
+
+
+def has_experts(model_config: Any) -> bool:
+    text_config = model_config.get_text_config()
+    return any(getattr(text_config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
 
 
 def _one_line(error: BaseException) -> str:
@@ -95,7 +110,7 @@ def load_part(
     for name, parameter in model.named_parameters():
         if table[name] not in part:
             parameter.requires_grad_(False)
-    _fill_buffers(model, files, device)
+    _fill_buffers(model, files, device, dtype)
 
 
 def places_of(model: nn.Module) -> dict[str, list[str]]:
@@ -119,8 +134,11 @@ def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None
     setattr(model.get_submodule(owner), attribute, parameter)
 
 
-def _fill_buffers(model: Any, files: dict[str, Path], device: torch.device) -> None:
-    """Buffers are small, whole on either side: from the file where it holds them, else as the model computes them."""
+def _fill_buffers(model: Any, files: dict[str, Path], device: torch.device, dtype: torch.dtype) -> None:
+    """Buffers are small, whole on either side: from the file where it holds them, else as the model computes them.
+
+    A model of this dtype computes them with `dtype` as the default one.
+    """
     names = [name for name, _ in model.named_buffers()]
     for parameter in model.parameters():
         parameter._is_hf_initialized = True
@@ -129,7 +147,12 @@ def _fill_buffers(model: Any, files: dict[str, Path], device: torch.device) -> N
         module = model.get_submodule(owner)
         module._buffers[attribute] = torch.empty_like(module._buffers[attribute], device="cpu")
         module._is_hf_initialized = False
-    model.initialize_weights()
+    default = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        model.initialize_weights()
+    finally:
+        torch.set_default_dtype(default)
     stored = dict(weights.read_tensors(files, [name for name in names if name in files]))
     for name in names:
         owner, _, attribute = name.rpartition(".")

@@ -15,24 +15,35 @@ def swap_images(inputs: Sequence[Mapping[str, torch.Tensor]]) -> bool:
     """Exchange the pixels of two different images with the same grid; returns whether there were such two."""
     seen: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for sample in inputs:
-        start = 0
-        for grid in sample["image_grid_thw"].tolist():
-            patches = int(grid[0] * grid[1] * grid[2])
-            pixels = sample["pixel_values"][start : start + patches]
-            start += patches
-            for other in seen.setdefault(tuple(grid), []):
+        for kind, pixels in _images(sample):
+            for other in seen.setdefault(kind, []):
                 if not torch.equal(other, pixels):
                     kept = other.clone()
                     other.copy_(pixels)
                     pixels.copy_(kept)
                     return True
-            seen[tuple(grid)].append(pixels)
+            seen[kind].append(pixels)
     return False
+
+
+def _images(sample: Mapping[str, torch.Tensor]) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """Pixels of each image with a grid, or of each tile, and what another must share to stand in its place."""
+    pixels = sample["pixel_values"]
+    grids = sample.get("image_grid_thw")
+    if grids is None:
+        for tile in pixels.flatten(0, -4):
+            yield tuple(tile.shape), tile
+        return
+    start = 0
+    for grid in grids.tolist():
+        patches = int(grid[0] * grid[1] * grid[2])
+        yield tuple(grid), pixels[start : start + patches]
+        start += patches
 
 
 def drop_image_gradient(ref: EmbeddingRef, gradients: Sequence[torch.Tensor]) -> None:
     """Zero the gradient of the first image of a sample, in place."""
-    patches = [frames * rows * columns for frames, rows, columns in ref.grids]
+    patches = [frames * rows * columns for frames, rows, columns in ref.grids] or [1]
     for gradient in gradients:
         gradient[: gradient.shape[0] * patches[0] // sum(patches)] = 0
 

@@ -20,7 +20,7 @@ import torch
 
 from flowtrain.config.schema import Config
 from flowtrain.data.images import BadImage, EncoderInputs
-from flowtrain.errors import DataError
+from flowtrain.errors import DataError, PlanError
 from flowtrain.messages import (
     BackwardOrder,
     EncodeOrder,
@@ -35,7 +35,7 @@ from flowtrain.models.encoder import EncoderHalf
 from flowtrain.pool.client import PoolClient
 from flowtrain.producer import faults
 from flowtrain.shapes import feature_specs, payload_bytes
-from flowtrain.types import EmbeddingRef, EncodeUnit, FeatureSpec, Phase, SampleMeta, SkippedRow, UnitId
+from flowtrain.types import EmbeddingRef, EncodeUnit, FeatureSpec, Phase, SampleMeta, SkippedRow, TensorSpec, UnitId
 from flowtrain.update.peak import peak_memory_bytes
 from flowtrain.update.updater import Updater
 
@@ -168,11 +168,24 @@ class ProducerStage:
         specs = feature_specs(self.features, dtype, sample.vision_tokens, sample.patches)
         num_bytes = payload_bytes(self.features, dtype, sample.vision_tokens, sample.patches)
         tensors = encoded.get(sample.position)
-        address = self.pool.put(sample.position, self.version, specs, num_bytes, tensors)
+        laid_out = None if tensors is None else self._laid_out(sample, specs, tensors)
+        address = self.pool.put(sample.position, self.version, specs, num_bytes, laid_out)
         if tensors is None:
             return None
+        playback = self.encoder.playback(inputs[sample.position], tensors)
         grids = tuple((int(t), int(h), int(w)) for t, h, w in inputs[sample.position].get("image_grid_thw", ()))
-        return EmbeddingRef(sample.position, unit.id, address, num_bytes, specs, grids, self.version)
+        return EmbeddingRef(sample.position, unit.id, address, num_bytes, specs, grids, self.version, playback)
+
+    def _laid_out(self, sample: SampleMeta, specs: tuple[TensorSpec, ...], tensors: Features) -> Features:
+        """As rows; a family whose features are not those that the plan sized the pool for is refused, not cut short."""
+        rows = tuple(tensor.flatten(0, -2) for tensor in tensors)
+        made, planned = [tuple(tensor.shape) for tensor in rows], [spec.shape for spec in specs]
+        if made != planned:
+            raise PlanError(
+                f"row {sample.id}: the encoder made features of {made}, the pool has room for {planned}; "
+                "this model cannot be cut as configured: change train.freeze, or use another model"
+            )
+        return rows
 
     def _sleep(self) -> None:
         """A planted delay (`debug.delays`), to show that nothing depends on timing."""

@@ -214,17 +214,16 @@ class StageSlot:
 
     def _producer(self, spec: StageSpec, config: Config, device: Any, group: Any) -> StageReport:
         from flowtrain.data.images import EncoderInputs
-        from flowtrain.data.processor import load_processor
+        from flowtrain.data.measure import open_measure
         from flowtrain.data.sources import open_source
         from flowtrain.models.encoder import EncoderHalf
         from flowtrain.producer.stage import ProducerStage
-        from flowtrain.shapes import read_shape
 
         encoder = EncoderHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
-        processor = load_processor(config.model.path, config)
+        measure = open_measure(config)
         paths = {Phase.TRAIN: config.data.train, Phase.EVAL: config.data.eval}
         sources = {
-            phase: EncoderInputs(processor, open_source(path), config.data) for phase, path in paths.items() if path
+            phase: EncoderInputs(measure, open_source(path), config.data) for phase, path in paths.items() if path
         }
         pool = self._pool(config, spec)
         self.stage = ProducerStage(
@@ -234,7 +233,7 @@ class StageSlot:
             pool,
             sources,
             self._updater(encoder, spec, config, group),
-            read_shape(config.model.path).features(config.cut),
+            measure.shape.features(config.cut),
         )
         return self._report(spec, config, encoder, pool.handle())
 

@@ -11,8 +11,28 @@ from flowtrain.types import Cut, FeatureSpec, Module
 
 QWEN3_VL = "qwen3_vl"
 
-CUT_FAMILIES = frozenset({QWEN3_VL})
+CUT_FAMILIES = frozenset(
+    {
+        "gemma3",
+        "glm4v",
+        "idefics3",
+        "internvl",
+        "llava",
+        "llava_next",
+        "llava_onevision",
+        "qwen2_5_vl",
+        "qwen2_vl",
+        "qwen3_5",
+        QWEN3_VL,
+        "qwen3_vl_moe",
+        "smolvlm",
+    }
+)
 """`model_type` of the families that can be cut in two, so that others are refused without loading torch."""
+
+
+JOINED_BEFORE = frozenset({"glm4v", "glm4v_moe"})
+"""Families whose encoder joins patches to tokens itself: its projector is given tokens, as wide as those it makes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,9 +64,15 @@ class ModelShape:
         return self.encoders[0].projector
 
     def features(self, cut: Cut) -> tuple[FeatureSpec, ...]:
-        """The tensors of one sample that cross the cut, in order; Qwen3-VL: last level, then each deep-stack one."""
-        after = cut is Cut.AFTER_PROJECTOR
-        spec = FeatureSpec("token", self.projector.width_out) if after else FeatureSpec("patch", self.vision.hidden)
+        """The tensors of one sample that cross the cut, in order; Qwen3-VL: last level, then each deep-stack one.
+
+        Before the projector these are what the projector is given, or what the encoder gives out: class tokens too.
+        """
+        if cut is Cut.AFTER_PROJECTOR or self.family in JOINED_BEFORE:
+            spec = FeatureSpec("token", self.projector.width_out)
+        else:
+            vision = self.vision
+            spec = FeatureSpec("patch", vision.hidden, vision.class_tokens, vision.tile_patches or 1)
         return (spec,) * self.projector.num_mergers
 
     def parameters(self, module: Module) -> int:

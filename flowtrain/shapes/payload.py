@@ -20,8 +20,8 @@ def feature_specs(features: Sequence[FeatureSpec], dtype: str, tokens: int, patc
     (TensorSpec(offset=0, shape=(2, 3), dtype='float32'), TensorSpec(offset=64, shape=(2, 3), dtype='float32'))
     """
     specs, end = [], 0
-    for rows, width in features:
-        spec = TensorSpec(_aligned(end), (tokens if rows == "token" else patches, width), dtype)
+    for feature in features:
+        spec = TensorSpec(_aligned(end), (feature.count(tokens, patches), feature.width), dtype)
         specs.append(spec)
         end = spec.offset + _tensor_bytes(spec)
     return tuple(specs)

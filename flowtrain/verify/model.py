@@ -37,8 +37,12 @@ def build_model(model_dir: Path, weights_dir: Path, dtype: torch.dtype, trust_re
     """
     options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     model_config = AutoConfig.from_pretrained(model_dir, **options)
+    text_config = model_config.get_text_config()
+    experts = any(getattr(text_config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))
+    # transformers' faster ways of running experts know no float64.
+    kwargs = {"experts_implementation": "eager"} if experts and dtype is torch.float64 else {}
     model = AutoModelForImageTextToText.from_config(
-        model_config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code
+        model_config, dtype=dtype, attn_implementation="sdpa", trust_remote_code=trust_remote_code, **kwargs
     )
     files = sorted(weights_dir.glob("*.safetensors"))
     if not files:

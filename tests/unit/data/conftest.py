@@ -12,8 +12,10 @@ from data_rows import EXAMPLES, png
 
 from flowtrain.config.schema import Config, DataConfig, ModelConfig
 from flowtrain.data.processor import load_processor
+from flowtrain.data.measure import Measure
 from flowtrain.data.sample import SampleBuilder
 from flowtrain.data.sources import open_source
+from flowtrain.shapes import read_shape
 
 
 @pytest.fixture(scope="session")
@@ -57,6 +59,7 @@ def write_rows(tmp_path: Path) -> Callable[..., Path]:
 def builder_of(processor: Any, emoji: Config) -> Callable[..., SampleBuilder]:
     def build(path: Path, max_row_tokens: int = 1024, on_long_row: Any = "skip", **data: Any) -> SampleBuilder:
         config = emoji.data.model_copy(update=data)
-        return SampleBuilder(processor, open_source(path), config, max_row_tokens, on_long_row)
+        measure = Measure(processor, read_shape(emoji.model.path))
+        return SampleBuilder(measure, open_source(path), config, max_row_tokens, on_long_row)
 
     return build

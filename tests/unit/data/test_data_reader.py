@@ -109,7 +109,7 @@ def test_masked_text_and_pictures_keep_their_size(digits: Config) -> None:
     read, payload = reader.read(Phase.TRAIN, 0, 3, 0)
     for row in read.rows:
         assert isinstance(row, SampleMeta)
-        assert masked_text(reader._processor, payload.sample(row.index)).count("⟦") == 1
+        assert masked_text(reader._open_measure(), payload.sample(row.index)).count("⟦") == 1
     art = half_blocks(Image.new("RGB", (300, 100), (255, 0, 0)), max_columns=24, max_rows=12)
     assert {len(line) for line in art} == {24}
     assert len(art) == 4

@@ -16,6 +16,7 @@ from flowtrain.config.schema import Config
 from flowtrain.data.blocks import IGNORED_LABEL
 from flowtrain.data.images import BadImage, EncoderInputs
 from flowtrain.data.pictures import load_picture
+from flowtrain.data.measure import Measure
 from flowtrain.data.sample import SampleBuilder, check_expansion
 from flowtrain.data.sources import RawRow
 from flowtrain.errors import ConfigError, DataError
@@ -61,7 +62,7 @@ def decoded(builder: SampleBuilder, row: int = 0) -> tuple[str, str]:
 
 def test_ids_mask_and_inputs_equal_the_whole_processor_call(processor: Any, emoji: Config, builder_of: Build) -> None:
     builder = builder_of(emoji.data.train)
-    inputs = EncoderInputs(processor, builder.source, emoji.data)
+    inputs = EncoderInputs(builder.measure, builder.source, emoji.data)
     seen = set()
     for row in range(0, 300, 2):
         raw = builder.source.row(row)
@@ -105,7 +106,8 @@ def unmarked(builder: SampleBuilder) -> SampleBuilder:
     processor.chat_template = processor.chat_template.replace("{%- generation -%}", "").replace(
         "{%- endgeneration -%}", ""
     )
-    return SampleBuilder(processor, builder.source, builder.config, builder.max_row_tokens, builder.on_long_row)
+    measure = Measure(processor, builder.measure.shape)
+    return SampleBuilder(measure, builder.source, builder.config, builder.max_row_tokens, builder.on_long_row)
 
 
 def test_both_ways_of_finding_answers_agree(emoji: Config, builder_of: Build) -> None:
@@ -173,8 +175,10 @@ def test_a_strip_that_the_processor_lets_pass_the_cap(write_rows: Write, builder
     (tmp_path / "strip.png").write_bytes(png(100, 10000))
     path = write_rows(conversation(images=["strip.png"]), conversation())
     builder = builder_of(path, max_pixels=4096)
-    builder.processor = copy.deepcopy(builder.processor)
-    builder.processor.image_processor.size = {"longest_edge": 4096, "shortest_edge": 256}
+    processor = copy.deepcopy(builder.processor)
+    processor.image_processor.size = {"longest_edge": 4096, "shortest_edge": 256}
+    measure = Measure(processor, builder.measure.shape)
+    builder = SampleBuilder(measure, builder.source, builder.config, 1024, "skip")
     assert reason(builder, 0) == "image-shape"
     assert not isinstance(builder.build(1, 1, 0, 0), SkippedRow)
 
@@ -205,7 +209,7 @@ def test_a_template_that_refuses_a_row(write_rows: Write, builder_of: Build) -> 
     builder = builder_of(write_rows(conversation()))
     processor = copy.copy(builder.processor)
     processor.chat_template = "{{ raise_exception('roles must alternate') }}"
-    other = SampleBuilder(processor, builder.source, builder.config, 1024, "skip")
+    other = SampleBuilder(Measure(processor, builder.measure.shape), builder.source, builder.config, 1024, "skip")
     built = other.build(0, 0, 0, 0)
     assert isinstance(built, SkippedRow)
     assert built.reason == "template"
@@ -221,7 +225,7 @@ def test_every_mode_takes_the_same_tokens_and_inputs(
     built = builder.build(0, 0, 0, 0)
     assert not isinstance(built, SkippedRow)
     assert built[0].vision_tokens == 6
-    assert EncoderInputs(processor, builder.source, emoji.data).load(built[0])["pixel_values"].shape[0] == 24
+    assert EncoderInputs(builder.measure, builder.source, emoji.data).load(built[0])["pixel_values"].shape[0] == 24
 
 
 # --- images that change or break between header and decode ------------------------------------------------------------
@@ -233,7 +237,7 @@ def test_what_decoding_finds(
     builder = builder_of(write_rows(conversation()))
     built = builder.build(0, 0, 0, 0)
     assert not isinstance(built, SkippedRow)
-    inputs = EncoderInputs(processor, builder.source, emoji.data)
+    inputs = EncoderInputs(builder.measure, builder.source, emoji.data)
     whole = inputs.load(built[0])
     for data, reason_told in (
         (png()[:60], "image-undecodable"),
@@ -259,22 +263,48 @@ def test_swapped_files_change_the_inputs(
     swapped = conversation(prompt="<image><image>", images=["b.png", "a.png"])
     builder = builder_of(write_rows(both, swapped))
     samples = [builder.build(row, row, 0, 0)[0] for row in range(2)]
-    first, second = (EncoderInputs(processor, builder.source, emoji.data).load(s)["pixel_values"] for s in samples)
+    first, second = (EncoderInputs(builder.measure, builder.source, emoji.data).load(s)["pixel_values"] for s in samples)
     assert not torch.equal(first, second)
     assert torch.equal(first[:16], second[16:])
 
 
-def test_an_expansion_of_its_own_is_refused(processor: Any) -> None:
-    check_expansion(processor)
+def test_markers_around_an_image_are_part_of_the_row(emoji: Config, builder_of: Build) -> None:
+    """A processor that writes more than image tokens is measured by the row, and its ids are its own."""
+    builder = builder_of(emoji.data.train)
 
-    class Framed(type(processor)):  # type: ignore[misc]
+    class Framed(type(builder.processor)):  # type: ignore[misc]
         def replace_image_token(self, image_inputs: dict[str, Any], image_idx: int, **kwargs: Any) -> str:
-            return f"[{super().replace_image_token(image_inputs, image_idx, **kwargs)}]"
+            return f"[{super().replace_image_token(image_inputs, image_idx, **kwargs)}\n{image_idx}]"
 
-    framed = copy.copy(processor)
+    framed = copy.copy(builder.processor)
     framed.__class__ = Framed
+    measure = Measure(framed, builder.measure.shape)
+    check_expansion(measure)
+    builder = SampleBuilder(measure, builder.source, builder.config, 1024, "skip")
+    for row in range(0, 60, 3):
+        expected = whole_call(framed, builder.source.row(row))
+        built = builder.build(row, row, 0, 0)
+        assert not isinstance(built, SkippedRow)
+        assert built[1].input_ids.tolist() == expected["input_ids"][0].tolist()
+        mask = torch.as_tensor(expected["assistant_masks"])[0].bool()
+        assert built[0].trained_tokens == int(mask.sum())
+        assert built[0].patches == sum(image.patches for image in built[0].images)
+
+
+def test_an_expansion_that_sizes_do_not_tell_is_refused(emoji: Config, builder_of: Build) -> None:
+    measure = builder_of(emoji.data.train).measure
+    check_expansion(measure)
+
+    class Moody(type(measure.processor)):  # type: ignore[misc]
+        def __call__(self, *args: Any, **kwargs: Any) -> Any:
+            whole = super().__call__(*args, **kwargs)
+            whole["input_ids"] = [ids[:-1] for ids in whole["input_ids"]]
+            return whole
+
+    moody = copy.copy(measure.processor)
+    moody.__class__ = Moody
     with pytest.raises(ConfigError, match="in a form of its own"):
-        check_expansion(framed)
+        check_expansion(Measure(moody, measure.shape))
 
 
 def test_rows_are_plain_json(emoji: Config, builder_of: Build) -> None:

@@ -1,0 +1,383 @@
+"""Tiny random model folders of many families, made offline: config, byte-level tokenizer and processor.
+
+    make_family("gemma3", FOLDER)  ──▶  FOLDER/config.json, tokenizer.json, processor files, chat_template.jinja
+
+No weights: `model.init: random` makes them from the run's seed. Every folder is small enough for a run in float64 to
+take a second a step, and keeps what sets its family apart: windows, tiles, a class token, a row of markers around an
+image, image blocks that attend both ways, experts, another token mixer.
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import transformers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+CHAT = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+TEXTS = Path(__file__).parents[1] / "examples" / "emoji" / "data" / "train.jsonl"
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+MROPE = {**ROPE, "mrope_section": [2, 1, 1]}
+VISION_TEXT = "<|vision_start|><|image_pad|><|vision_end|>"
+GRID_TOKENS = {
+    "image_token_id": "<|image_pad|>",
+    "video_token_id": "<|video_pad|>",
+    "vision_start_token_id": "<|vision_start|>",
+    "vision_end_token_id": "<|vision_end|>",
+}
+TEXT = {
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 4096,
+    "rope_parameters": ROPE,
+}
+GRID_VISION = {
+    "depth": 2,
+    "hidden_size": 24,
+    "num_heads": 2,
+    "intermediate_size": 32,
+    "out_hidden_size": 32,
+    "patch_size": 8,
+    "spatial_merge_size": 2,
+    "temporal_patch_size": 2,
+}
+TILE_VISION = {
+    "hidden_size": 24,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How one family's folder is made.
+
+    Attributes:
+        config: class of the config, and its values; names of special tokens under `token_ids` become their ids.
+        image: what the chat template writes for an image.
+        specials: special tokens besides those of the chat.
+        attributes: names that the processor asks the tokenizer for, and their tokens.
+        processor: tokenizer → processor.
+    """
+
+    config: str
+    values: dict[str, Any]
+    token_ids: dict[str, str]
+    image: str
+    specials: tuple[str, ...]
+    processor: Callable[[Any], Any]
+    attributes: dict[str, str] | None = None
+
+
+def make_family(family: str, folder: Path) -> Path:
+    """Write the folder of one family; returns it."""
+    recipe = RECIPES[family]
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer = _tokenizer(recipe)
+    values = json.loads(json.dumps(recipe.values))
+    values.update({key: tokenizer.convert_tokens_to_ids(token) for key, token in recipe.token_ids.items()})
+    values["text_config"] |= {
+        "vocab_size": len(tokenizer),
+        "pad_token_id": tokenizer.pad_token_id,
+        "bos_token_id": None,
+        "eos_token_id": tokenizer.eos_token_id,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        processor = recipe.processor(tokenizer)
+        assert len(tokenizer) == values["text_config"]["vocab_size"], "the processor added tokens of its own"
+        processor.chat_template = tokenizer.chat_template
+        getattr(transformers, recipe.config)(**values).save_pretrained(folder)
+        processor.save_pretrained(folder)
+    return folder
+
+
+def _tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """Byte-level, with a few merges, so that borders between text and image markers are tried too."""
+    tokens = [*CHAT, *recipe.specials]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    with TEXTS.open(encoding="utf-8") as lines:
+        texts = [message["content"] for _, line in zip(range(200), lines) for message in json.loads(line)["messages"]]
+    trainer = trainers.BpeTrainer(
+        vocab_size=320 + len(tokens),
+        special_tokens=[AddedToken(token, special=True, normalized=False) for token in tokens],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*texts, "\n\n\n\n:\n\n"], trainer)
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        chat_template=_template(recipe.image),
+        extra_special_tokens=recipe.attributes or {},
+    )
+
+
+def _template(image: str) -> str:
+    return (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+        "{% if m.content is string %}{{ m.content }}{% else %}{% for c in m.content %}"
+        "{% if c.type == 'image' %}" + image + "{% else %}{{ c.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>\n"
+        "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+    )
+
+
+# --- processors -------------------------------------------------------------------------------------------------------
+
+
+def _grid_processor(name: str, videos: str, image_processor: str = "Qwen2VLImageProcessor") -> Callable[[Any], Any]:
+    """Families that take patches of any grid; at most 64 patches an image."""
+
+    def make(tokenizer: Any) -> Any:
+        sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
+        pixels = {"size": {"shortest_edge": 16 * 16, "longest_edge": 64 * 64}}
+        images = getattr(transformers, image_processor)(**sizes, **pixels)
+        of_videos = getattr(transformers, videos)(**sizes)
+        return getattr(transformers, name)(images, tokenizer, of_videos)
+
+    return make
+
+
+def _internvl(tokenizer: Any) -> Any:
+    images = transformers.GotOcr2ImageProcessor(
+        size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4
+    )
+    videos = transformers.InternVLVideoProcessor(size={"height": 32, "width": 32})
+    return transformers.InternVLProcessor(images, tokenizer, videos, image_seq_length=4)
+
+
+def _idefics(name: str) -> Callable[[Any], Any]:
+    def make(tokenizer: Any) -> Any:
+        sizes = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
+        if name == "Idefics3":
+            images = transformers.Idefics3ImageProcessor(**sizes)
+            return transformers.Idefics3Processor(images, tokenizer, image_seq_len=4)
+        images = transformers.SmolVLMImageProcessor(**sizes)
+        return transformers.Idefics3Processor(images, tokenizer, image_seq_len=4)
+
+    return make
+
+
+def _llava(tokenizer: Any) -> Any:
+    images = transformers.CLIPImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_center_crop=True
+    )
+    return transformers.LlavaProcessor(
+        images, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+
+
+PINPOINTS = [[32, 64], [64, 32], [64, 64]]
+
+
+def _llava_next(tokenizer: Any) -> Any:
+    images = transformers.LlavaNextImageProcessor(
+        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=PINPOINTS
+    )
+    return transformers.LlavaNextProcessor(
+        images, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1
+    )
+
+
+def _llava_onevision(tokenizer: Any) -> Any:
+    images = transformers.LlavaOnevisionImageProcessor(
+        size={"height": 32, "width": 32}, image_grid_pinpoints=PINPOINTS
+    )
+    videos = transformers.LlavaOnevisionVideoProcessor(size={"height": 32, "width": 32})
+    return transformers.LlavaOnevisionProcessor(
+        images, tokenizer, videos, num_image_tokens=16, vision_feature_select_strategy="full"
+    )
+
+
+def _gemma3(tokenizer: Any) -> Any:
+    images = transformers.Gemma3ImageProcessor(size={"height": 32, "width": 32})
+    return transformers.Gemma3Processor(images, tokenizer, image_seq_length=4)
+
+
+# --- recipes ----------------------------------------------------------------------------------------------------------
+
+GRID_SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
+GLM_TOKENS = {
+    "image_token_id": "<|image|>",
+    "video_token_id": "<|video|>",
+    "image_start_token_id": "<|begin_of_image|>",
+    "image_end_token_id": "<|end_of_image|>",
+    "video_start_token_id": "<|begin_of_video|>",
+    "video_end_token_id": "<|end_of_video|>",
+}
+ROW_TAGS = tuple(f"<row_{row}_col_{column}>" for row in range(1, 7) for column in range(1, 7))
+IDEFICS_SPECIALS = ("<image>", "<fake_token_around_image>", "<end_of_utterance>", "<global-img>", *ROW_TAGS)
+
+
+def _grid_family(config: str, text: dict[str, Any], vision: dict[str, Any], processor: str) -> Recipe:
+    return Recipe(
+        config,
+        {"text_config": TEXT | text, "vision_config": GRID_VISION | vision, "tie_word_embeddings": False},
+        GRID_TOKENS,
+        VISION_TEXT,
+        GRID_SPECIALS,
+        _grid_processor(processor, "Qwen3VLVideoProcessor" if "3" in config else "Qwen2VLVideoProcessor"),
+    )
+
+
+def _tile_family(
+    config: str, vision_type: str, processor: Callable[[Any], Any], text_type: str = "llama", **values: Any
+) -> Recipe:
+    vision = values.pop("vision", {})
+    token_ids = values.pop("token_ids", {"image_token_index": "<image>"})
+    image = values.pop("image", "<image>")
+    specials = values.pop("specials", ("<image>",))
+    attributes = values.pop("attributes", None)
+    text = values.pop("text", {})
+    return Recipe(
+        config,
+        {
+            "text_config": {"model_type": text_type} | TEXT | text,
+            "vision_config": {"model_type": vision_type} | TILE_VISION | vision,
+            **values,
+        },
+        token_ids,
+        image,
+        specials,
+        processor,
+        attributes,
+    )
+
+
+LINEAR = {
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "rope_parameters": {**MROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
+}
+MROPE3 = {"rope_parameters": {**MROPE, "mrope_interleaved": True}}
+RECIPES: dict[str, Recipe] = {
+    "qwen3_vl": _grid_family(
+        "Qwen3VLConfig", MROPE3, {"deepstack_visual_indexes": [0], "num_position_embeddings": 64}, "Qwen3VLProcessor"
+    ),
+    "qwen2_vl": _grid_family(
+        "Qwen2VLConfig",
+        {"rope_parameters": MROPE},
+        {"embed_dim": 24, "hidden_size": 32, "mlp_ratio": 2},
+        "Qwen2VLProcessor",
+    ),
+    "qwen2_5_vl": _grid_family(
+        "Qwen2_5_VLConfig",
+        {"rope_parameters": MROPE},
+        {"window_size": 32, "fullatt_block_indexes": [1]},
+        "Qwen2_5_VLProcessor",
+    ),
+    "qwen3_vl_moe": _grid_family(
+        "Qwen3VLMoeConfig",
+        MROPE3 | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
+        "Qwen3VLProcessor",
+    ),
+    "qwen3_5": _grid_family("Qwen3_5Config", LINEAR, {"num_position_embeddings": 64}, "Qwen3VLProcessor"),
+    "glm4v": Recipe(
+        "Glm4vConfig",
+        {
+            "text_config": TEXT | {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}},
+            "vision_config": GRID_VISION | {"image_size": 32, "intermediate_size": 48},
+        },
+        GLM_TOKENS,
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        tuple(GLM_TOKENS.values()),
+        _grid_processor("Glm4vProcessor", "Glm4vVideoProcessor", "Glm4vImageProcessor"),
+    ),
+    "internvl": _tile_family(
+        "InternVLConfig",
+        "internvl_vision",
+        _internvl,
+        "qwen2",
+        vision={"image_size": [32, 32], "patch_size": [8, 8]},
+        image_seq_length=4,
+        token_ids={"image_token_id": "<IMG_CONTEXT>"},
+        image="<IMG_CONTEXT>",
+        specials=("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+        attributes={
+            "start_image_token": "<img>",
+            "end_image_token": "</img>",
+            "context_image_token": "<IMG_CONTEXT>",
+            "video_token": "<video>",
+        },
+    ),
+    "idefics3": _tile_family(
+        "Idefics3Config",
+        "idefics3_vision",
+        _idefics("Idefics3"),
+        token_ids={"image_token_id": "<image>"},
+        specials=IDEFICS_SPECIALS,
+    ),
+    "smolvlm": _tile_family(
+        "SmolVLMConfig",
+        "smolvlm_vision",
+        _idefics("SmolVLM"),
+        token_ids={"image_token_id": "<image>"},
+        specials=IDEFICS_SPECIALS,
+        attributes={
+            "fake_image_token": "<fake_token_around_image>",
+            "image_token": "<image>",
+            "end_of_utterance_token": "<end_of_utterance>",
+            "global_image_token": "<global-img>",
+        },
+    ),
+    "llava": _tile_family("LlavaConfig", "clip_vision_model", _llava, image_seq_length=16),
+    "llava_next": _tile_family(
+        "LlavaNextConfig", "clip_vision_model", _llava_next, image_seq_length=16, image_grid_pinpoints=PINPOINTS
+    ),
+    "llava_onevision": _tile_family(
+        "LlavaOnevisionConfig",
+        "siglip_vision_model",
+        _llava_onevision,
+        "qwen2",
+        image_grid_pinpoints=PINPOINTS,
+        vision={"vision_use_head": False},
+        token_ids={"image_token_index": "<image>", "video_token_index": "<video>"},
+        specials=("<image>", "<video>"),
+    ),
+    "gemma3": _tile_family(
+        "Gemma3Config",
+        "siglip_vision_model",
+        _gemma3,
+        "gemma3_text",
+        text={
+            "query_pre_attn_scalar": 8,
+            "sliding_window": 24,
+            "layer_types": ["sliding_attention", "full_attention"],
+            "rope_parameters": {"full_attention": ROPE, "sliding_attention": ROPE},
+        },
+        vision={"vision_use_head": False},
+        mm_tokens_per_image=4,
+        token_ids={
+            "image_token_index": "<image_soft_token>",
+            "boi_token_index": "<start_of_image>",
+            "eoi_token_index": "<end_of_image>",
+        },
+        image="<start_of_image>",
+        specials=("<image_soft_token>", "<start_of_image>", "<end_of_image>"),
+        attributes={
+            "image_token": "<image_soft_token>",
+            "boi_token": "<start_of_image>",
+            "eoi_token": "<end_of_image>",
+        },
+    ),
+}
