@@ -23,8 +23,8 @@ from typing import Any
 from benchmarks.record import Check, Result, main
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
-from flowtrain.data.order import Order
 from flowtrain.data.measure import open_measure
+from flowtrain.data.order import Order
 from flowtrain.data.sample import SampleBuilder
 from flowtrain.data.sources import open_source
 from flowtrain.packing import Composer, CompositionSpec, CostModel

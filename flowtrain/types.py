@@ -54,10 +54,10 @@ class FeatureSpec(NamedTuple):
     class_rows: int = 0
     tile_patches: int = 1
 
-    def count(self, tokens: int, patches: int) -> int:
+    def num_rows(self, tokens: int, patches: int) -> int:
         """Rows for a sample of so many tokens and patches.
 
-        >>> FeatureSpec("patch", 8, class_rows=1, tile_patches=16).count(tokens=8, patches=32)
+        >>> FeatureSpec("patch", 8, class_rows=1, tile_patches=16).num_rows(tokens=8, patches=32)
         34
         """
         if self.rows == "token":

@@ -13,6 +13,7 @@ import json
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def _tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     with TEXTS.open(encoding="utf-8") as lines:
-        texts = [message["content"] for _, line in zip(range(200), lines) for message in json.loads(line)["messages"]]
+        texts = [message["content"] for line in islice(lines, 200) for message in json.loads(line)["messages"]]
     trainer = trainers.BpeTrainer(
         vocab_size=320 + len(tokens),
         special_tokens=[AddedToken(token, special=True, normalized=False) for token in tokens],
@@ -196,9 +197,7 @@ def _llava_next(tokenizer: Any) -> Any:
 
 
 def _llava_onevision(tokenizer: Any) -> Any:
-    images = transformers.LlavaOnevisionImageProcessor(
-        size={"height": 32, "width": 32}, image_grid_pinpoints=PINPOINTS
-    )
+    images = transformers.LlavaOnevisionImageProcessor(size={"height": 32, "width": 32}, image_grid_pinpoints=PINPOINTS)
     videos = transformers.LlavaOnevisionVideoProcessor(size={"height": 32, "width": 32})
     return transformers.LlavaOnevisionProcessor(
         images, tokenizer, videos, num_image_tokens=16, vision_feature_select_strategy="full"

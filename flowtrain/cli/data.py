@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -68,7 +68,7 @@ def check(
     config = _load(config_path, overrides)
     console = _console()
     surveys: dict[str, Survey] = {}
-    measure: Measure | None = None
+    measure = None
     for phase, path in ((Phase.TRAIN, config.data.train), (Phase.EVAL, config.data.eval)):
         if path is None:
             continue

@@ -4,15 +4,15 @@
 
 | processor | how a row is measured |
 |---|---|
-| gives grids of patches, and an image is its count of image tokens and nothing else | by its own count, image by image |
-| anything else (tiles, markers around an image, features that depend on the neighbours) | by preparing a row of these sizes without pixels |
+| gives grids of patches, and writes image tokens and nothing else | by its own count, image by image |
+| anything else: tiles, markers around an image, images that depend on their neighbours | by preparing the row |
 
-Preparing without pixels runs the processor's own code on tensors of torch's `meta` device, which have sizes only; a
-processor that looks at values is given black pictures. Sizes met before are not prepared again. Which way holds is found
-out at load, by trying (`flowtrain.data.sample.check_expansion` proves it against the processor itself).
+A row is prepared without pixels: the processor's own code runs on tensors of torch's `meta` device, which have sizes
+only; a processor that looks at values is given black pictures. Sizes met before are not prepared again. Which way holds
+is found out at load, by trying (`flowtrain.data.sample.check_expansion` proves it against the processor itself).
 
-An image's text keeps one image token for each run of them, and the length of the run: ids are repeated after tokenising,
-which gives the same ids, since tokenizers split at special tokens.
+An image's text keeps one image token for each run of them, and the length of the run: ids are repeated after
+tokenising, which gives the same ids, since tokenizers split at special tokens.
 """
 
 from __future__ import annotations
@@ -111,11 +111,10 @@ class Measure:
     _kept: OrderedDict[tuple[Size, ...], tuple[ImageText, ...]] = field(init=False, default_factory=OrderedDict)
 
     def __post_init__(self) -> None:
-        token = self.processor.tokenizer.convert_ids_to_tokens(self.shape.image_token_id)
+        number = self.shape.image_token_id
+        token = None if number is None else self.processor.tokenizer.convert_ids_to_tokens(number)
         if token is None:
-            raise ConfigError(
-                f"model.path: config.json names image token {self.shape.image_token_id}, which the tokenizer lacks"
-            )
+            raise ConfigError(f"model.path: config.json names image token {number}, which the tokenizer lacks")
         self.image_token = str(token)
         self._by_count = self._counts_alone()
 

@@ -10,7 +10,6 @@ read returns depends on its arguments and the files alone, so it does not matter
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from flowtrain.config.schema import Config
 from flowtrain.data.blocks import BlockRead, PayloadBlock, SampleTokens

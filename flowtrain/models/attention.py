@@ -40,7 +40,7 @@ VARLEN = "flowtrain_packs_varlen"
 class ImageBlocks:
     """For each segment the (T,) number of the image block that a token is in (-1: none), or None without images.
 
-    `of_segments` is None in families whose images are causal like text. Masks are made once a forward, not once a layer.
+    `of_segments` is None in families whose images are causal like text. Masks are made once a forward, not a layer.
     """
 
     of_segments: tuple[torch.Tensor | None, ...] | None = None

@@ -91,7 +91,6 @@ class BackboneHalf(Half):
         self, samples: Sequence[PackSample], neighbours_visible: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(K, vocabulary) logits of the K places whose next token is trained, and the (K,) ids of those tokens."""
-        lengths = [len(sample.input_ids) for sample in samples]
         places, targets = self._targets(samples)
         with self.computing():
             output = self.model(
@@ -113,7 +112,7 @@ class BackboneHalf(Half):
         lengths = [len(sample.input_ids) for sample in samples]
         lengths = [sum(lengths)] if neighbours_visible else lengths
         offsets = torch.tensor([0, *accumulate(lengths)], dtype=torch.int32, device=self.device)
-        blocks = None
+        blocks: tuple[torch.Tensor | None, ...] | None = None
         if self.family.image_blocks:
             image = self.model.config.image_token_id
             if neighbours_visible:

@@ -40,9 +40,7 @@ def can_share_call(inputs: Sequence[Inputs]) -> bool:
     return names == {PIXELS} and len({s[PIXELS].shape[1:] for s in inputs}) == 1 and inputs[0][PIXELS].dim() == 4
 
 
-def encode_samples(
-    inputs: Sequence[Inputs], encode: Callable[[dict[str, torch.Tensor]], Features]
-) -> list[Features]:
+def encode_samples(inputs: Sequence[Inputs], encode: Callable[[dict[str, torch.Tensor]], Features]) -> list[Features]:
     """Features of each sample by one call of `encode`, split, or by a call for each."""
     if len(inputs) == 1 or not can_share_call(inputs):
         return [encode(dict(sample)) for sample in inputs]

@@ -2,8 +2,8 @@
 
 | projector | families | recorded | played back by |
 |---|---|---|---|
-| inside the encoder (mergers) | Qwen-VL, GLM-V kinds | input of every merger, in the order of the image | the mergers themselves |
-| behind the encoder | LLaVA, InternVL, Idefics3, Gemma 3 kinds | the encoder's outputs that are used | `get_image_features` itself |
+| inside the encoder | Qwen-VL, GLM-V kinds | what every merger is given, in the order of the image | the mergers |
+| behind the encoder | all others | the encoder's outputs that are used | `get_image_features` itself |
 
 Behind the encoder, transformers' own function runs on both sides: on the producer up to the projector, on the consumer
 with an encoder that hands out what was recorded. So whatever lies between (a class token dropped, layers joined, pixels
@@ -43,13 +43,13 @@ def find_parts(model: nn.Module) -> Parts:
     """Raises: ConfigError where projector parameters lie both inside the encoder and behind it."""
     encoders = _largest(model, Module.ENCODER)
     projectors = _largest(model, Module.PROJECTOR)
-    holders = {name.split(".")[-1]: name for name, _ in encoders}
     names = [name for name, _ in model.named_parameters() if module_of_name(name) is Module.PROJECTOR]
     inside = [_inside_encoder(name) for name in names]
     if any(inside) and not all(inside):
         raise ConfigError(
-            f"{type(model).__name__}: its projector lies partly inside the encoder ({', '.join(sorted(holders))}), so it "
-            "cannot train while the encoder is frozen: add `projector` to train.freeze, or train the encoder too"
+            f"{type(model).__name__}: its projector lies partly inside the encoder ({names[inside.index(True)]}) and "
+            f"partly behind it ({names[inside.index(False)]}), so it cannot train while the encoder is frozen: "
+            "add `projector` to train.freeze, or train the encoder too"
         )
     return Parts(tuple(m for _, m in encoders), tuple(m for _, m in projectors), all(inside))
 
@@ -129,7 +129,7 @@ def _record_mergers(model: Any, parts: Parts, inputs: Inputs) -> Features:
 
 
 def merger_output(merger: nn.Module, hidden: torch.Tensor, args: Any, kwargs: Any) -> torch.Tensor:
-    """The merger's output without its values: its parameters are on `meta` on a producer, and the input is put there."""
+    """The merger's output without its values: on a producer its parameters are on `meta`, so the input is put there."""
     output = type(merger).forward(merger, hidden.to("meta"), *args, **kwargs)
     assert isinstance(output, torch.Tensor)
     return output

@@ -21,7 +21,7 @@ def feature_specs(features: Sequence[FeatureSpec], dtype: str, tokens: int, patc
     """
     specs, end = [], 0
     for feature in features:
-        spec = TensorSpec(_aligned(end), (feature.count(tokens, patches), feature.width), dtype)
+        spec = TensorSpec(_aligned(end), (feature.num_rows(tokens, patches), feature.width), dtype)
         specs.append(spec)
         end = spec.offset + _tensor_bytes(spec)
     return tuple(specs)

@@ -11,8 +11,8 @@ import pytest
 from data_rows import EXAMPLES, png
 
 from flowtrain.config.schema import Config, DataConfig, ModelConfig
-from flowtrain.data.processor import load_processor
 from flowtrain.data.measure import Measure
+from flowtrain.data.processor import load_processor
 from flowtrain.data.sample import SampleBuilder
 from flowtrain.data.sources import open_source
 from flowtrain.shapes import read_shape

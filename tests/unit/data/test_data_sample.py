@@ -15,8 +15,8 @@ from data_rows import conversation, png
 from flowtrain.config.schema import Config
 from flowtrain.data.blocks import IGNORED_LABEL
 from flowtrain.data.images import BadImage, EncoderInputs
-from flowtrain.data.pictures import load_picture
 from flowtrain.data.measure import Measure
+from flowtrain.data.pictures import load_picture
 from flowtrain.data.sample import SampleBuilder, check_expansion
 from flowtrain.data.sources import RawRow
 from flowtrain.errors import ConfigError, DataError
@@ -263,7 +263,9 @@ def test_swapped_files_change_the_inputs(
     swapped = conversation(prompt="<image><image>", images=["b.png", "a.png"])
     builder = builder_of(write_rows(both, swapped))
     samples = [builder.build(row, row, 0, 0)[0] for row in range(2)]
-    first, second = (EncoderInputs(builder.measure, builder.source, emoji.data).load(s)["pixel_values"] for s in samples)
+    first, second = (
+        EncoderInputs(builder.measure, builder.source, emoji.data).load(s)["pixel_values"] for s in samples
+    )
     assert not torch.equal(first, second)
     assert torch.equal(first[:16], second[16:])
 

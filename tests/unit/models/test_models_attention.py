@@ -12,11 +12,13 @@ from flowtrain.errors import PlanError
 from flowtrain.models.attention import (
     SEGMENTS,
     VARLEN,
+    ImageBlocks,
     attention_by_segments,
     attention_by_varlen,
     choose_kernel,
     has_flash,
 )
+from flowtrain.models.families import block_numbers
 
 DIM = 8
 
@@ -33,15 +35,29 @@ def _projections(total: int, heads: int, key_heads: int, seed: int) -> list[torc
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=6),
     grouped=st.sampled_from([1, 2, 4]),
     seed=st.integers(0, 99),
+    window=st.none() | st.integers(1, 10),
+    images=st.none() | st.lists(st.booleans(), min_size=54, max_size=54),
 )
-def test_equals_one_masked_square(lengths: list[int], grouped: int, seed: int) -> None:
-    query, key, value = _projections(sum(lengths), 4, 4 // grouped, seed)
+def test_equals_one_masked_square(
+    lengths: list[int], grouped: int, seed: int, window: int | None, images: list[bool] | None
+) -> None:
+    """Own sample only; causal, or both ways within a run of image tokens; of these the last `window`."""
+    total = sum(lengths)
+    query, key, value = _projections(total, 4, 4 // grouped, seed)
+    is_image = torch.tensor((images or [False] * 54)[:total])
+    blocks = ImageBlocks(None if images is None else tuple(block_numbers(p) for p in is_image.split(lengths)))
     out, none = attention_by_segments(
-        torch.nn.Identity(), query, key, value, None, pack_lengths=lengths, scaling=0.3, sliding_window=None
-    )
+        torch.nn.Identity(), query, key, value, None,
+        pack_lengths=lengths, pack_blocks=blocks, scaling=0.3, sliding_window=window,
+    )  # fmt: skip
     assert none is None
-    sample = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
-    visible = (sample[:, None] == sample[None, :]).tril()
+    sample = [number for number, length in enumerate(lengths) for _ in range(length)]
+    visible = torch.zeros(total, total, dtype=torch.bool)
+    for i in range(total):
+        for j in range(total):
+            run = is_image[min(i, j) : max(i, j) + 1].all()
+            near = window is None or i - j < window
+            visible[i, j] = sample[i] == sample[j] and (j <= i or run) and near
     expected = scaled_dot_product_attention(query, key, value, attn_mask=visible, scale=0.3, enable_gqa=True)
     torch.testing.assert_close(out, expected.transpose(1, 2), rtol=1e-12, atol=1e-12)
 
@@ -53,8 +69,10 @@ def test_borders_that_do_not_fit_are_our_bug() -> None:
         attention_by_segments(module, query, key, value, None, pack_lengths=(2, 3))
     with pytest.raises(AssertionError, match="never from a mask"):
         attention_by_segments(module, query, key, value, torch.ones(6, 6), pack_lengths=(6,))
-    with pytest.raises(AssertionError, match="longer than the attention window of 3"):
-        attention_by_segments(module, query, key, value, None, pack_lengths=(2, 4), sliding_window=3)
+    with pytest.raises(AssertionError, match="soft-capping"):
+        attention_by_segments(module, query, key, value, None, pack_lengths=(6,), softcap=30.0)
+    with pytest.raises(AssertionError, match="sinks"):
+        attention_by_segments(module, query, key, value, None, pack_lengths=(6,), s_aux=torch.zeros(2))
 
 
 def test_kernel_follows_device_and_dtype() -> None:
@@ -64,6 +82,9 @@ def test_kernel_follows_device_and_dtype() -> None:
     assert choose_kernel("auto", True, torch.bfloat16) == VARLEN
     assert choose_kernel("flash", True, torch.bfloat16) == VARLEN
     assert choose_kernel("auto", True, torch.bfloat16, dropout=0.1) == SEGMENTS
+    assert choose_kernel("auto", True, torch.bfloat16, image_blocks=True) == SEGMENTS
+    with pytest.raises(PlanError, match=r"model\.attention: flash is causal"):
+        choose_kernel("flash", True, torch.bfloat16, image_blocks=True)
     with pytest.raises(PlanError, match=r"model\.attention: flash needs a CUDA device .* has no such device"):
         choose_kernel("flash", has_flash(torch.device("cpu")), torch.bfloat16)
 

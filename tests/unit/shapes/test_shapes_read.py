@@ -150,7 +150,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
 
 
 features_lists = st.lists(
-    st.builds(FeatureSpec, st.sampled_from(["token", "patch"]), st.integers(1, 40)), min_size=1, max_size=5
+    st.builds(FeatureSpec, st.sampled_from(["token", "patch"]), st.integers(1, 40), st.integers(0, 2), st.just(16)),
+    min_size=1,
+    max_size=5,
 )
 
 
@@ -158,8 +160,9 @@ features_lists = st.lists(
 def test_tensors_are_aligned_and_apart(features: list[FeatureSpec], dtype: str, tokens: int, patches: int) -> None:
     specs = feature_specs(features, dtype, tokens, patches)
     end = 0
-    for spec, (rows, width) in zip(specs, features, strict=True):
-        assert spec.shape == ((tokens if rows == "token" else patches), width)
+    for spec, feature in zip(specs, features, strict=True):
+        classes = feature.class_rows * len(range(0, patches, 16))
+        assert spec.shape == (tokens if feature.rows == "token" else patches + classes, feature.width)
         assert spec.offset % 64 == 0
         assert end <= spec.offset < end + 64
         end = spec.offset + prod(spec.shape) * DTYPE_BYTES[dtype]
