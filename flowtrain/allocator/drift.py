@@ -8,9 +8,12 @@
    model: the modality ratio of its rows). The first `warmup` steps are left out: processes are still warming up.
 2. Of the last `window` steps the medians are taken, so that one slow step counts for nothing.
 3. Expected is what the plan was made for: the profile's figures, else the first full window. Drift is the larger
-   change, as a factor, of the two sides' seconds to each other and of their work to each other.
+   change, as a factor, of the two sides' seconds to each other and of their work to each other, of one process each:
+   balanced sides have about 1, and below `IDLE` a side counts as idle, whose noise is nobody's drift.
 4. Beyond `threshold_percent` for `patience` steps, the step time of every number of producers is reckoned. The smallest
-   that is within `min_gain_percent` of the best is proposed if it is a smaller number than now, or gains as much.
+   that is within `min_gain_percent` of the best is proposed if it is a smaller number than now, or gains as much. A
+   smaller number needs producers that wait, and a larger one consumers that do, unless producers run ahead: then
+   waits come only when what they are ahead by is used up.
 5. Nothing more is proposed until the drift is below half of the threshold again (hysteresis) or the plan has changed.
    After a change the next full window is what is expected.
 
@@ -24,14 +27,16 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
+IDLE = 0.1
+"""A side that is busy for less than this share of the other side's time."""
+
 
 @dataclass(frozen=True, slots=True)
 class StepMeasured:
-    """One step: seconds that all processes of a side were busy together, and waited; work in the cost model's unit.
+    """One step, in seconds and in FLOPs.
 
     Attributes:
-        seconds: from the end of the step before to its end.
-        produced: busy seconds of the producers, summed; `consumed` likewise.
+        produced: busy seconds of the producers, summed; `consumed`: of the consumers.
         starvation: mean seconds that a consumer waited; `stall`: that a producer did.
         encode_work: predicted cost of its images; `train_work`: of its packs.
         ends: seconds at the two ends of a step of a trainable encoder in which consumers have nothing to do: encoding
@@ -39,7 +44,6 @@ class StepMeasured:
     """
 
     step: int
-    seconds: float
     produced: float
     consumed: float
     starvation: float
@@ -70,7 +74,7 @@ class Rule:
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What the plan was made for: seconds and work of the producers over those of the consumers."""
+    """What the plan was made for: seconds and work of all producers over those of all consumers."""
 
     seconds_ratio: float
     work_ratio: float
@@ -144,11 +148,11 @@ class Drift:
     def _median(self, name: str) -> float:
         return float(median(getattr(measured, name) for measured in self._window))
 
-    @staticmethod
-    def _drift(found: Expected, expected: Expected) -> float:
+    def _drift(self, found: Expected, expected: Expected) -> float:
         """The larger of the two factors of change, in percent: 100 is twice as much, or half."""
+        of_one = self.rule.num_consumers / self.num_producers
         pairs = ((found.seconds_ratio, expected.seconds_ratio), (found.work_ratio, expected.work_ratio))
-        return max(_factor(now, before) for now, before in pairs)
+        return max(_factor(now * of_one, before * of_one) for now, before in pairs)
 
     def _propose(self) -> Proposal | None:
         seconds = {number: self.step_seconds(number) for number in range(1, self.rule.max_producers + 1)}
@@ -157,7 +161,16 @@ class Drift:
         gain = 100.0 * (self.step_seconds(self.num_producers) / seconds[best] - 1.0)
         if best == self.num_producers or (best > self.num_producers and gain < self.rule.min_gain_percent):
             return None
-        return Proposal(best, gain)
+        return Proposal(best, gain) if self._seen(best) else None
+
+    def _seen(self, best: int) -> bool:
+        """Whether waits bear out what would be gained, or given away."""
+        consuming = self._median("consumed") / self.rule.num_consumers
+        if best > self.num_producers:
+            runs_ahead = self._median("ends") == 0
+            return runs_ahead or self._median("starvation") >= self.rule.min_gain_percent / 100 * consuming
+        extra = self._median("produced") * (1 / best - 1 / self.num_producers)
+        return self._median("stall") * (1 + self.rule.threshold_percent / 100) >= extra
 
     def step_seconds(self, num_producers: int) -> float:
         """Predicted seconds of a step like those of the window with another number of producers.
@@ -174,8 +187,8 @@ class Drift:
 
 
 def _factor(now: float, before: float) -> float:
-    """How far apart two ratios are, in percent of the smaller; one that is 0 is told from a small one only."""
-    low, high = sorted((max(now, 1e-3), max(before, 1e-3)))
+    """How far apart two ratios are, in percent of the smaller."""
+    low, high = sorted((min(max(now, IDLE), 1 / IDLE), min(max(before, IDLE), 1 / IDLE)))
     return 100.0 * (high / low - 1.0)
 
 

@@ -21,6 +21,7 @@ from flowtrain.allocator.layout import parse_layout
 from flowtrain.allocator.place import Homes, Need, NodeRoom, place
 from flowtrain.allocator.room import pool_room
 from flowtrain.allocator.segments import divide
+from flowtrain.allocator.spare import with_spare
 from flowtrain.config.schema import Config, SideConfig
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan
@@ -79,6 +80,7 @@ def make_plan(config: Config, shape: ModelShape, inventory: Inventory, nodes: Se
         cpus=inventory.cpus,
         pool_bytes=sum(sum(of_side) for of_side in segment_bytes.values()),
     )
+    plan = with_spare(config, plan)
     _check_cores(config, plan)
     _check_memory(config, plan, inventory)
     pool_room(config, shape, plan)

@@ -79,6 +79,9 @@ class DataConfig(Section):
     max_pixels: Positive | None = Field(None, description="Pixel cap per image, applied by the processor.")
     min_pixels: Positive | None = Field(None, description="Pixel floor per image, applied by the processor.")
     max_image_pixels: Positive = Field(89_478_485, description="A stored image with more pixels is a bad row.")
+    shuffle: bool = Field(
+        True, description="Training rows in the seed's order, another one each epoch; false: the file's."
+    )
     readers: Positive = Field(1, description="Processes that read and tokenise rows.")
 
     @model_validator(mode="after")
@@ -207,7 +210,17 @@ class AllocationConfig(Section):
     policy: Literal["uniform"] = Field("uniform", description="Who decides the number of processes left open.")
     placement: Literal["colocated", "disaggregated"] | None = Field(None, description="Overrides the mode's.")
     profile: Literal["off"] = Field("off", description="Measuring before the run: only `off`, nothing is measured.")
-    replan: Literal["off"] = Field("off", description="Changing the plan during the run: only `off`, it stays.")
+    replan: Literal["off", "propose", "auto"] = Field(
+        "off",
+        description="When the data drift: keep the plan, say what would be better, or change the producers' number.",
+    )
+    max_producers: Positive | None = Field(
+        None, description="Most producers that `replan: auto` may come to; null: twice those of the plan."
+    )
+    drift_percent: float = Field(
+        25.0, gt=0, description="Change of one side's load against the other's beyond which a plan is looked for."
+    )
+    drift_window: Positive = Field(6, description="Steps whose medians tell drift from noise.")
 
 
 class CheckpointConfig(Section):

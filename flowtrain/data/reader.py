@@ -3,7 +3,7 @@
     read(phase, start, count, block) ──▶ Order ──▶ rows ──▶ SampleBuilder ──▶ (BlockRead, PayloadBlock)
 
 A plain class, so that the same code runs in this process and inside an actor. Source and processor of a phase are
-opened when its first block is asked for. Training rows are shuffled, held-out rows keep the order of their file. What a
+opened when its first block is asked for. Training rows are shuffled (`data.shuffle`), held-out rows are not. What a
 read returns depends on its arguments and the files alone, so it does not matter which reader gets which block, or when.
 """
 
@@ -61,7 +61,7 @@ class ReaderStage:
             source = open_source(path)
             if not len(source):
                 raise DataError(f"{path} has no rows")
-            order = Order(len(source), self.config.run.seed, shuffle=phase is Phase.TRAIN)
+            order = Order(len(source), self.config.run.seed, shuffle=phase is Phase.TRAIN and self.config.data.shuffle)
             builder = SampleBuilder(
                 self._open_measure(),
                 source,

@@ -95,6 +95,14 @@ class PoolClient:
                 transport.attach(handle)
                 self._chosen[owner] = (transport, handle.bytes)
 
+    def detach(self, owners: Iterable[int]) -> None:
+        """Let go of these owners' segments, which hold nothing any more: other processes may then have the numbers."""
+        for owner in owners:
+            if (chosen := self._chosen.pop(owner, None)) is not None:
+                held = [address for address in self._held if owner_of(address) == owner]
+                assert not held, f"owner {owner} is let go while {len(held)} of its blocks are in use"
+                chosen[0].detach(owner)
+
     # --- owner --------------------------------------------------------------------------------------------------------
 
     def put(

@@ -72,16 +72,30 @@ class Directory:
     """
 
     def __init__(self, segments: Mapping[int, int], journal: Journal | None = None) -> None:
-        for owner, num_bytes in segments.items():
-            assert 0 < num_bytes <= MAX_SEGMENT_BYTES, f"segment of owner {owner} has {num_bytes} bytes"
-        self._spaces = {owner: OwnerSpace(owner, num_bytes) for owner, num_bytes in segments.items()}
+        self._spaces: dict[int, OwnerSpace] = {}
         self._blocks: dict[Address, _Block] = {}
         self._units: dict[UnitId, tuple[Address, ...]] = {}
-        self._charged = dict.fromkeys(segments, 0)
-        self._pending: dict[int, list[Address]] = {owner: [] for owner in segments}
+        self._charged: dict[int, int] = {}
+        self._pending: dict[int, list[Address]] = {}
         self._journal = journal or (lambda event, address, num_bytes: None)
         self._released: deque[tuple[Address, list[str]]] = deque(maxlen=STORIES_KEPT)
         self._num_events = 0
+        for owner, num_bytes in segments.items():
+            self.add(owner, num_bytes)
+
+    def add(self, owner: int, num_bytes: int) -> None:
+        """One more owner, with an untouched segment."""
+        assert owner not in self._spaces, f"owner {owner} has a segment already"
+        assert 0 < num_bytes <= MAX_SEGMENT_BYTES, f"segment of owner {owner} has {num_bytes} bytes"
+        self._spaces[owner] = OwnerSpace(owner, num_bytes)
+        self._charged[owner] = 0
+        self._pending[owner] = []
+
+    def remove(self, owner: int) -> None:
+        """An owner that holds nothing leaves; what it has not been told to free goes with its segment."""
+        assert not self._charged[owner], f"owner {owner} leaves with {self._charged[owner]} bytes in use"
+        for of_owner in (self._spaces, self._charged, self._pending):
+            del of_owner[owner]
 
     def room(self, owner: int, payload_sizes: Sequence[int]) -> bool:
         """Whether one block for each payload can be reserved in the owner's segment now."""

@@ -12,6 +12,7 @@
 | `encode`, `train`, `backward` | `Flow` frees, leases and sends what became possible |
 | last `reduce` of a step | one norm, one factor, `UpdateOrder` to every rank that trains, a `save` behind it if due |
 | last `update` (and evaluation) of a step | its record is written, then its checkpoint is completed |
+| a change of the plan is due | `Replan` carries it out, nothing of a step being in flight |
 | a signal | the step that runs ends, a checkpoint is written, nothing more is begun |
 
 Invariants: orders to a rank are executed in the order sent, so a `save` behind an update holds exactly that update;
@@ -21,7 +22,7 @@ records are written in step order; a checkpoint is complete only after the recor
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,7 @@ from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.flow import Flow, StepKey
 from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.replan import Calls, Rank, Replan
 from flowtrain.runtime.rows import EvalRows, RowFeed
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.step_end import StepEnd
@@ -50,8 +52,6 @@ RUN_AHEAD = 64
 POLL_SECONDS = 1.0
 
 METHODS = {EncodeOrder: "encode", PackOrder: "train", BackwardOrder: "backward", ReduceOrder: "reduce"}
-
-Rank = tuple[Role, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +91,7 @@ class Controller:
         checkpoints: CheckpointWriter,
         schedule: Schedule,
         stop: StopRequest,
-        reduced_ranks: frozenset[Rank],
+        replan: Replan,
         data_order: Mapping[str, Any],
         dump_to: Path | None = None,
     ) -> None:
@@ -106,7 +106,7 @@ class Controller:
         self.checkpoints = checkpoints
         self.schedule = schedule
         self.stop = stop
-        self.reduced_ranks = reduced_ranks
+        self.replan = replan
         self.data_order = data_order
         self.dump_to = dump_to
         self._ends: dict[StepKey, StepEnd] = {}
@@ -119,7 +119,7 @@ class Controller:
         self._newest: Step | None = None
         self._nonfinite = 0
         self._in_flight = 0
-        self._answered: set[tuple[Role, int, str]] = set()
+        self._answered: dict[tuple[Role, int, str], Any] = {}
         self._last_answer = time.monotonic()
 
     def train(self) -> None:
@@ -138,13 +138,18 @@ class Controller:
         finally:
             self.stop.orderly = False
 
-    def call(self, method: str, *args: Any, ranks: Iterable[Rank]) -> None:
-        """One call to each of these ranks; returns when all have answered."""
-        wanted = {(role, rank, method) for role, rank in ranks}
-        self._answered -= wanted
-        for role, rank, _ in sorted(wanted):
+    def send(self, calls: Calls) -> None:
+        """Make these calls; nobody waits for them."""
+        for (role, rank), (method, *args) in sorted(calls.items()):
+            self._answered.pop((role, rank, method), None)
             self._submit(role, rank, method, *args)
-        self._until(lambda: wanted <= self._answered)
+
+    def ask(self, calls: Calls) -> dict[Rank, Any]:
+        """Make these calls and wait for all answers."""
+        self.send(calls)
+        wanted = {(role, rank, method) for (role, rank), (method, *_) in calls.items()}
+        self._until(lambda: wanted <= self._answered.keys())
+        return {(role, rank): self._answered.pop((role, rank, method)) for role, rank, method in wanted}
 
     # --- the loop -----------------------------------------------------------------------------------------------------
 
@@ -153,6 +158,9 @@ class Controller:
             self._send()
             if done():
                 return
+            if not self.stop.requested and self.replan.due(self, self._composed, bool(self._updating)):
+                self.replan.carry_out(self)
+                continue
             assert self._in_flight, f"nothing runs and nothing can: {self.flow.waiting()}"
             answer = self.executor.next(POLL_SECONDS)
             if answer is not None:
@@ -189,8 +197,8 @@ class Controller:
             raise true_cause(answer, self.executor)
         self._in_flight -= 1
         self._last_answer = time.monotonic()
-        self._answered.add((answer.role, answer.rank, answer.method))
-        value = answer.value
+        value = self._answered[answer.role, answer.rank, answer.method] = answer.value
+        self.replan.saw(answer)
         match answer.method:
             case "read":
                 rows = self.feed if value.phase is Phase.TRAIN else self.eval_rows
@@ -252,6 +260,7 @@ class Controller:
         """The next step of training, composed by the cost model that holds for it."""
         index = self._composed + 1
         self.feed.composer.cost = self.costs.of(index).cost
+        self.replan.composing(index)
         step = self.feed.next_step()
         if step is not None:
             self.costs.composed(step)
@@ -268,7 +277,8 @@ class Controller:
         key = (step.phase, step.index)
         planted = self.config.debug.faults
         offset = ("denominator_plus_one" in planted) - ("denominator_minus_one" in planted)
-        self._ends[key] = StepEnd(step, self.reduced_ranks, self.config.train.clip_norm, offset)
+        self._ends[key] = StepEnd(step, self.replan.ranks_at(step.index), self.config.train.clip_norm, offset)
+        self.replan.composed(step)
         if step.phase is Phase.TRAIN:
             self.ledger.composed(step, self.feed.skipped_before(step), self.costs.of(step.index))
         self.flow.add(step)
@@ -289,7 +299,8 @@ class Controller:
         for index, end in sorted(self._updating.items()):
             if not end.done or not self._may_record(index):
                 break
-            self.ledger.record(index, max(report.max_memory_bytes for report in end.updates.values()))
+            most_bytes = max(report.max_memory_bytes for report in end.updates.values())
+            self.ledger.record(index, most_bytes, self.replan.recorded(index, self))
             del self._updating[index]
             self._note_recorded(index)
             self.costs.recorded(index)
@@ -316,7 +327,7 @@ class Controller:
         if folder is not None:
             folder.mkdir(parents=True, exist_ok=True)
         order = end.order(result, lr, None if folder is None else str(folder))
-        for role, rank in sorted(self.reduced_ranks):
+        for role, rank in sorted(end.ranks):
             self._submit(role, rank, "update", order)
         bad = self.flow.bad_rows(key)
         self.ledger.updated(step, result, lr, bad)
@@ -336,7 +347,7 @@ class Controller:
 
     def _save(self, step: Step) -> None:
         """Send a save behind the update just sent; the folder is completed when it and the record are done."""
-        roles = frozenset(role for role, _ in self.reduced_ranks)
+        roles = self.replan.reduced_roles
         folder = self.checkpoints.begin(step, roles)
         for role in sorted(roles):
             self._submit(role, 0, "save", str(folder))
@@ -348,6 +359,7 @@ class Controller:
         state = {
             "totals": self.ledger.totals_state(),
             "total_steps": self.schedule.total_steps,
+            "producers": self.replan.producers_at(index + 1),
             "data": dict(self.data_order),
             "costs": self.costs.state(index),
         }

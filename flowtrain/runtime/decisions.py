@@ -176,6 +176,8 @@ class ReplayLog:
                 entry["step"], entry["kind"] = int(entry["step"]), str(entry["kind"])
                 if entry["kind"] == "cost":
                     Choice.from_dict(entry)
+                elif entry["kind"] == "replan":
+                    int(entry["producers"])
             except (ValueError, KeyError, TypeError) as error:
                 if number == len(lines):
                     continue
@@ -206,6 +208,10 @@ class ReplayLog:
                     f"--replay {self.path} cannot be repeated: from its step {entry['step']} it differs in "
                     f"{', '.join(told)}; use the config, data (fingerprint) and seed of that run"
                 )
+
+    def replans(self, first_step: int) -> Sequence[tuple[int, int]]:
+        """(step, producers from it on) of each change of the plan that lies ahead."""
+        return [(e["step"], int(e["producers"])) for e in self._of("replan") if e["step"] >= first_step]
 
     def plan_differs(self, first_step: int, plan: Mapping[str, Any]) -> bool:
         """Whether processes or threads were others: then sums may round differently."""

@@ -57,6 +57,12 @@ class Executor(Protocol):
     def start(self, ranks: Sequence[RankPlan]) -> None:
         """Places one process per rank; `PlanError` when they cannot all start in time."""
 
+    def add(self, ranks: Sequence[RankPlan]) -> None:
+        """Places more processes, beside those that run, and returns at once; their first orders wait for them."""
+
+    def remove(self, role: Role, rank: int) -> None:
+        """Ends one process that has no order left to answer; nothing is heard of it any more."""
+
     def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
         """Sends an order; `payloads` are handles of earlier answers, resolved where the stage runs."""
 

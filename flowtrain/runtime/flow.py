@@ -10,6 +10,7 @@
 | a pack | all its units; the packs of its rank before it | `encoded` |
 | a backward | the pack that uses the unit; the units before it on that producer | `trained` |
 | a reduce | all orders of the step to that rank being sent | any of the above |
+| everything of a held step | another number of producers (`hold`, `drained`, `resize`) | `resize` |
 
 Invariants: orders to one rank are executed in the order in which they are sent; a rank has at most `DEPTH` orders of
 each kind in flight; a unit is reserved in the order of need and never past one that does not fit; every block reserved
@@ -88,6 +89,7 @@ class Flow:
         self.payload_bytes = payload_bytes
         self.version = version
         self.owners = tuple(owners) if owners is not None else tuple(range(num_producers))
+        self._held_from: int | None = None
         self._steps: dict[StepKey, _StepState] = {}
         self._units: deque[tuple[StepKey, EncodeUnit]] = deque()
         self._packs: list[deque[_PackState]] = [deque() for _ in range(num_consumers)]
@@ -179,6 +181,44 @@ class Flow:
     def bad_rows(self, key: StepKey) -> Mapping[int, SkippedRow]:
         """Rows of the step found bad at decode, by position."""
         return self._steps[key].bad
+
+    # --- another number of producers ----------------------------------------------------------------------------------
+
+    def hold(self, step: int) -> None:
+        """Nothing of train step `step`, or of what comes behind it, is sent before `resize`."""
+        assert self._held_from is None, f"step {self._held_from} is held already"
+        assert step >= self.first_unbegun, f"step {step} is to be held and {self.first_unbegun - 1} has begun"
+        self._held_from = step
+
+    @property
+    def first_unbegun(self) -> int:
+        """The first train step of which nothing has been sent, nor of any behind it."""
+        begun = (index for (_, index), state in self._steps.items() if state.begun)
+        return 1 + max((self.version, *begun))
+
+    @property
+    def drained(self) -> bool:
+        """Whether all that comes before the held step is done: no block is in use, no order in flight."""
+        held = self._held_from
+        return (
+            held is not None
+            and self.version == held - 1
+            and all(self._is_held(key) for key in self._steps)
+            and not any((*self._encodes_in_flight, *self._backwards_in_flight, *self._packs_in_flight))
+        )
+
+    def resize(self, owners: Sequence[int]) -> None:
+        """Go on with the producers of these owner ids; the directory has their segments, and no others'."""
+        assert self.drained, f"producers change while work is under way: {self.waiting()}"
+        assert not any(self._to_return), "a gradient has not been returned"
+        self.owners = tuple(owners)
+        self.num_producers = num_producers = len(self.owners)
+        self._to_return = [deque() for _ in range(num_producers)]
+        self._encodes_in_flight = [0] * num_producers
+        self._backwards_in_flight = [0] * num_producers
+        staying = self._frees[:num_producers]
+        self._frees = [*staying, *([] for _ in range(num_producers - len(staying)))]
+        self._held_from = None
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -306,10 +346,13 @@ class Flow:
     def _may_run(self, key: StepKey) -> bool:
         """A pack runs only when every update before its step has been sent to its rank."""
         phase, index = key
-        return self.version >= (index if phase is Phase.EVAL else index - 1)
+        return self.version >= (index if phase is Phase.EVAL else index - 1) and not self._is_held(key)
 
     def _may_encode(self, key: StepKey) -> bool:
-        return self._may_run(key) if self.trainable_encoder else True
+        return self._may_run(key) if self.trainable_encoder else not self._is_held(key)
+
+    def _is_held(self, key: StepKey) -> bool:
+        return self._held_from is not None and key[1] >= self._held_from
 
     def _ready_packs(self) -> int:
         return sum(1 for packs in self._packs for state in packs if not state.missing) + sum(self._packs_in_flight)

@@ -11,11 +11,12 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
 
+from flowtrain.allocator.drift import Proposal
 from flowtrain.config.schema import Config
 from flowtrain.errors import EXIT_DONE
 from flowtrain.flops import step_flops
@@ -211,8 +212,8 @@ class Ledger:
             self._books[index].eval_loss = loss
         self.line(f"step {index}: evaluation loss {loss:.4f}")
 
-    def record(self, index: int, max_memory_bytes: int) -> None:
-        """Write what one step did; called once a step, in order."""
+    def record(self, index: int, max_memory_bytes: int, of_plan: dict[str, Any] | None = None) -> None:
+        """Write what one step did; called once a step, in order. `of_plan`: what is to be said of the plan."""
         book = self._books.pop(index)
         metrics = self._metrics(book, max_memory_bytes)
         if self.config.run.trace_samples:
@@ -225,7 +226,7 @@ class Ledger:
             self.totals.skip(row)
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
         self.totals.step(metrics)
-        record = metrics.to_record()
+        record = metrics.to_record() | (of_plan or {})
         self.files.metrics(record)
         self.progress.step(record)
 
@@ -236,6 +237,25 @@ class Ledger:
         """A signal was received: say what will still be done."""
         self.line(f"stopping after step {step}; a checkpoint is written (again: stop at once)")
         self.files.decision(step, "stop")
+
+    def proposed(self, step: int, producers: int, proposal: Proposal, drift_percent: float) -> None:
+        """The data have drifted from what the plan was made for, and another number of producers would do better."""
+        gain, now = proposal.gain_percent, f"{producers} producer{'s' if producers > 1 else ''}"
+        what = f"would gain {gain:.0f} % samples/s over {now}" if proposal.producers > producers else f"do for {now}"
+        self.line(f"step {step}: the load has drifted by {drift_percent:.0f} %: {proposal.producers} {what}")
+        self.files.decision(step, "proposal", producers=proposal.producers, drift=drift_percent, gain=gain)
+
+    def replanning(self, step: int, before: int, after: int) -> None:
+        """The number of producers will change."""
+        self.line(f"from step {step} on {after} instead of {before} producers")
+        self.files.decision(step, "replan", producers=after)
+
+    def replanned(self, producers: int, reports: Mapping[tuple[Role, int], StageReport]) -> None:
+        """It has changed; `reports`: what new ones tell of themselves."""
+        assert self.fleet is not None, "a plan changes after the start"
+        new = tuple(report.peak for _, report in sorted(reports.items()) if report.peak)
+        self.fleet = replace(self.fleet, producers=(*self.fleet.producers, *new)[:producers])
+        self.line(f"{producers} producers run now")
 
     def line(self, text: str) -> None:
         self.progress.line(text)

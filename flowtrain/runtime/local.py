@@ -23,6 +23,12 @@ class LocalExecutor:
         for plan in ranks:
             self._slots[plan.role, plan.rank] = StageSlot(plan.role, local=True)
 
+    def add(self, ranks: Sequence[RankPlan]) -> None:
+        self.start(ranks)
+
+    def remove(self, role: Role, rank: int) -> None:
+        self._slots.pop((role, rank)).close()
+
     def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
         self._queue.append((role, rank, method, args, payloads))
 

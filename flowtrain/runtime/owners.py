@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 
 from flowtrain.plan import Plan
-from flowtrain.pool.address import make_owner
+from flowtrain.pool.address import MAX_LOCAL_OWNERS, make_owner
 from flowtrain.types import Role
 
 
@@ -18,6 +19,11 @@ def owner_ids(plan: Plan) -> dict[tuple[Role, int], int]:
             owners[rank.role, rank.rank] = make_owner(rank.node, taken[rank.node])
             taken[rank.node] += 1
     return owners
+
+
+def new_owner(node: int, taken: Collection[int]) -> int:
+    """The first id on a node that nobody has."""
+    return next(owner for local in range(MAX_LOCAL_OWNERS) if (owner := make_owner(node, local)) not in taken)
 
 
 def producer_owners(plan: Plan) -> tuple[int, ...]:

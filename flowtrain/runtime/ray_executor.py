@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import ray
@@ -74,21 +75,11 @@ class RayExecutor:
         wanted = {(plan.role, plan.rank): plan for plan in ranks}
         self._run += 1
         self._answers, self._unanswered = queue.SimpleQueue(), {}
-        if self._actors:
-            assert wanted.keys() <= self._actors.keys(), "a started executor serves plans that fit its actors"
-            return
-        host = os.uname().nodename
-        actor_class = ray.remote(concurrency_groups={"work": 1, "control": 4})(StageActor)
-        for key, plan in wanted.items():
-            options = {
-                "num_cpus": self.cluster.cpus_of(plan),
-                "num_gpus": int(plan.device.startswith("cuda")),
-                "max_restarts": 0,
-                "scheduling_strategy": NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),
-            }
-            self._actors[key] = actor_class.options(**options).remote(str(plan.role), os.getpid(), host)
+        missing = [key for key in wanted if key not in self._actors]
+        for key in missing:
+            self._actors[key] = self._place(wanted[key])
         deadline = time.monotonic() + self.start_timeout_seconds
-        waiting = {actor.pid.remote(): key for key, actor in self._actors.items()}
+        waiting = {self._actors[key].pid.remote(): key for key in missing}
         while waiting:
             ready, _ = ray.wait(list(waiting), timeout=max(deadline - time.monotonic(), 0.0))
             if not ready:
@@ -103,8 +94,22 @@ class RayExecutor:
                     self._pids[key] = ray.get(ref)
                 except RayActorError as error:
                     raise LostProcessError(f"{role} {rank} died while starting: {_reason(error)}") from error
-        for (role, rank), actor in self._actors.items():
-            self._listen(actor.watch.remote(), role, rank, "watch")
+        for role, rank in missing:
+            self._listen(self._actors[role, rank].watch.remote(), role, rank, "watch")
+
+    def add(self, ranks: Sequence[RankPlan]) -> None:
+        for plan in ranks:
+            key = plan.role, plan.rank
+            if key not in self._actors:
+                actor = self._actors[key] = self._place(plan)
+                actor.pid.remote().future().add_done_callback(partial(self._note_pid, key))
+                self._listen(actor.watch.remote(), *key, "watch")
+
+    def remove(self, role: Role, rank: int) -> None:
+        assert not self._unanswered.get((role, rank)), f"{role} {rank} is to end {self._doing(role, rank)}"
+        with contextlib.suppress(Exception):
+            ray.kill(self._actors.pop((role, rank)))
+        self._pids.pop((role, rank), None)
 
     def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
         actor = self._actors[role, rank]
@@ -131,14 +136,30 @@ class RayExecutor:
                 ray.kill(actor)
         self._actors.clear()
 
+    def _place(self, plan: RankPlan) -> Any:
+        actor_class = ray.remote(concurrency_groups={"work": 1, "control": 4})(StageActor)
+        options = {
+            "num_cpus": self.cluster.cpus_of(plan),
+            "num_gpus": int(plan.device.startswith("cuda")),
+            "max_restarts": 0,
+            "scheduling_strategy": NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),
+        }
+        return actor_class.options(**options).remote(str(plan.role), os.getpid(), os.uname().nodename)
+
+    def _note_pid(self, key: tuple[Role, int], future: Future[int]) -> None:
+        if future.exception() is None:
+            self._pids[key] = future.result()
+
     def _listen(self, ref: Any, role: Role, rank: int, method: str, payload: Any = None) -> None:
-        run = self._run
+        run, actor = self._run, self._actors[role, rank]
         if method != "watch":
             self._unanswered.setdefault((role, rank), deque()).append(method)
 
         def done(future: Future[Any]) -> None:
             if self._closing or (run != self._run and method != "watch"):
                 return  # an answer to an earlier run of a shared executor
+            if self._actors.get((role, rank)) is not actor:
+                return  # its process was ended
             error = future.exception()
             if method != "watch" and not isinstance(error, RayActorError):
                 self._unanswered[role, rank].remove(method)

@@ -106,6 +106,9 @@ class RayTransport:
     def release(self, spans: Sequence[Span]) -> None:
         self._opened().give(spans)
 
+    def detach(self, owner: int) -> None:
+        self._owners.pop(owner, None)
+
     def close(self) -> None:
         self._inbox = None
         self._owners.clear()

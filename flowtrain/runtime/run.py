@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings, pool_room
+from flowtrain.allocator.spare import spare_ranks, with_producers
 from flowtrain.config.schema import Config
 from flowtrain.data.sources import Source, open_source
 from flowtrain.data.stream import SampleStream
@@ -32,6 +33,7 @@ from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.local import LocalExecutor
 from flowtrain.runtime.owners import producer_owners
+from flowtrain.runtime.replan import make_replan
 from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
@@ -76,7 +78,8 @@ class Inputs:
     @property
     def data_order(self) -> dict[str, Any]:
         """What positions mean: a checkpoint's state of the data holds for this order of rows only."""
-        return {"fingerprint": self.train.fingerprint, "rows": len(self.train), "seed": self.config.run.seed}
+        order = {"seed": self.config.run.seed, "shuffle": self.config.data.shuffle}
+        return {"fingerprint": self.train.fingerprint, "rows": len(self.train), **order}
 
     def sample_bytes(self, sample: SampleMeta) -> int:
         """Payload bytes of a sample's features in the pool."""
@@ -114,6 +117,8 @@ def execute(
     with ExitStack() as stack:
         cluster = _joined(config, stop, stack) if executor is None else None
         plan = make_plan(config, shape, inventory, [node.room for node in cluster.nodes] if cluster else None)
+        if state and config.allocation.replan == "auto":
+            plan = with_producers(plan, state["producers"])
         inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state, log)
         schedule = _schedule(inputs)
         total = schedule.total_steps
@@ -162,11 +167,12 @@ def _check_resume(inputs: Inputs, total: int) -> None:
     if inputs.state is None:
         return
     before, now = inputs.state["data"], inputs.data_order
-    if before["seed"] != now["seed"]:
-        raise ConfigError(
-            f"run.seed is {now['seed']} and the checkpoint {inputs.resume} was made with {before['seed']}: the order "
-            f"of rows would change; set it back, or start a new run"
-        )
+    for key, name in (("seed", "run.seed"), ("shuffle", "data.shuffle")):
+        if before[key] != now[key]:
+            raise ConfigError(
+                f"{name} is {now[key]} and the checkpoint {inputs.resume} was made with {before[key]}: the order of "
+                f"rows would change; set it back, or start a new run"
+            )
     if before != now:
         raise ConfigError(
             f"{inputs.config.data.train} has changed since the checkpoint {inputs.resume} was made ({before['rows']} "
@@ -206,8 +212,8 @@ def _train(
     if not stop.requested and config.checkpoint.export:
         folder = inputs.run_dir / "export"
         aside = folder.with_suffix(".tmp")
-        controller.call("export", str(aside), ranks=[(Role.PRODUCER, 0), (Role.CONSUMER, 0)])
-        controller.call("finish_export", str(aside), str(folder), ranks=[(Role.CONSUMER, 0)])
+        controller.ask({(role, 0): ("export", str(aside)) for role in (Role.PRODUCER, Role.CONSUMER)})
+        controller.ask({(Role.CONSUMER, 0): ("finish_export", str(aside), str(folder))})
         ledger.line(f"exported to {folder}")
 
 
@@ -286,7 +292,6 @@ def _controller(
     feed = RowFeed(stream, composer, payloads, BadShare(config.data.max_bad_share, num_rows))
     eval_rows = EvalRows(len(inputs.eval), BLOCK_ROWS, plan.readers, payloads) if inputs.eval is not None else None
     producers = plan.producers.ranks
-    sides = {Role.PRODUCER: producers, Role.CONSUMER: plan.consumers.ranks}
     owners = producer_owners(plan)
     journal = ledger.files.pool_event if config.debug.pool_journal else None
     flow = Flow(
@@ -306,12 +311,12 @@ def _controller(
         feed,
         costs,
         eval_rows,
-        lambda index: compose_eval(spec, composer.cost, eval_rows.samples if eval_rows else (), index),
+        lambda index: compose_eval(composer.spec, composer.cost, eval_rows.samples if eval_rows else (), index),
         ledger,
         CheckpointWriter(inputs.run_dir, config.checkpoint.keep),
         schedule,
         stop,
-        frozenset((role, rank.rank) for role in inputs.reduced_roles for rank in sides[role]),
+        make_replan(config, plan, inputs.shape, inputs.run_dir, composer, inputs.reduced_roles, inputs.replay),
         inputs.data_order,
         inputs.run_dir / "verify" if dump else None,
     )
@@ -341,7 +346,7 @@ def _executor(config: Config, plan: Plan, cluster: Cluster | None, stop: StopReq
     if cluster is None:
         cluster = stack.enter_context(Cluster(config.cluster))
     with stop.held():
-        cluster.start(all_ranks(plan))
+        cluster.start([*all_ranks(plan), *spare_ranks(config, plan)])
     executor = RayExecutor(cluster, config.cluster.start_timeout_seconds)
     stack.callback(executor.close)
     return executor

@@ -7,7 +7,9 @@
 | `load_modules` | all others | the imports of the role: seconds, so everyone's at once |
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
 | `configure` | all | builds the stage, after closing one built before: a process can serve several runs |
-| `attach` | consumer | opens the producers' segments |
+| `attach`, `detach` | consumer | opens the producers' segments; lets go of those of producers that have left |
+| `hand_over` | rank 0 of a side | its parameters and optimizer, as in a checkpoint, for ranks that join |
+| `regroup` | all of a side that stay | leaves the collectives of the side for those of another number of ranks |
 | `sample_text` | reader | one row as the model reads it, for the start-up table |
 | `restore` | all | parameters and optimizer from a checkpoint |
 | `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
@@ -22,7 +24,7 @@ import os
 import shutil
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -67,6 +69,7 @@ class StageSlot:
         self.segment: OwnSegment | None = None
         self.stage: Any = None
         self.spans: Spans | None = None
+        self._spec: StageSpec | None = None
         self._store: Any = None
         self._joined = False
 
@@ -89,11 +92,7 @@ class StageSlot:
         if self.spans is not None:
             self.spans.close()
             self.spans = None
-        if self._joined:
-            import torch.distributed as dist
-
-            dist.destroy_process_group()
-            self._joined = False
+        self._leave()
         self._store = None
 
     # --- what the table lists -----------------------------------------------------------------------------------------
@@ -137,6 +136,7 @@ class StageSlot:
     def _configure(self, spec: StageSpec) -> StageReport:
         store, self._store = self._store, None
         self.close()
+        self._spec = spec
         config = config_from_json(spec.config_json)
         rank_plan = spec.rank_plan
         name = f"{rank_plan.role}-{rank_plan.rank}"
@@ -167,6 +167,22 @@ class StageSlot:
     def _attach(self, handles: Mapping[int, SegmentHandle]) -> None:
         self.stage.pool.attach(handles)
 
+    def _hand_over(self, folder: str) -> None:
+        self.stage.save(folder)
+
+    def _detach(self, owners: Sequence[int]) -> None:
+        self.stage.pool.detach(owners)
+
+    def _regroup(self, world_size: int, store_address: tuple[str, int] | None) -> None:
+        """The stage keeps what it holds; `store_address` None: it is alone now."""
+        assert self._spec is not None, "a stage joins others once it is built"
+        store, self._store = self._store, None
+        self._leave()
+        self._spec = replace(self._spec, world_size=world_size, store=store_address)
+        group = self._join(self._spec, self.stage.config, store) if store_address is not None else None
+        if self.stage.updater is not None:
+            self.stage.updater.regroup(group)
+
     def _restore(self, folder: str, version: int) -> None:
         """Continue from a checkpoint; a side that does not train has nothing in it."""
         if self.role is Role.PRODUCER:
@@ -188,6 +204,13 @@ class StageSlot:
         finish_export(config.model.path, Path(aside), [Role.PRODUCER, Role.CONSUMER], config.model.trust_remote_code)
         shutil.rmtree(final, ignore_errors=True)
         Path(aside).rename(final)
+
+    def _leave(self) -> None:
+        if self._joined:
+            import torch.distributed as dist
+
+            dist.destroy_process_group()
+            self._joined = False
 
     # --- building -----------------------------------------------------------------------------------------------------
 

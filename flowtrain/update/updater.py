@@ -59,7 +59,12 @@ class Updater:
         self.step = 0
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self.optimizer = make_optimizer(self.parameters, self.module_of, train)
-        self._collectives = Collectives(group, f"{role} {rank}", timeout_seconds)
+        self.timeout_seconds = timeout_seconds
+        self.regroup(group)
+
+    def regroup(self, group: Any) -> None:
+        """Sum over the ranks of another process group from here on; None for one rank."""
+        self._collectives = Collectives(group, f"{self.role} {self.rank}", self.timeout_seconds)
 
     def reduce(self) -> dict[Module, float]:
         """Sum over ranks; returns Σg² in float64 of each module that a sample reached on any rank."""

@@ -56,5 +56,8 @@ class Transport(Protocol):
     def release(self, spans: Sequence[Span]) -> None:
         """The reader is done with these blocks."""
 
+    def detach(self, owner: int) -> None:
+        """Let go of one attached segment, whose owner may be gone; nothing when it is not attached."""
+
     def close(self) -> None:
         """Let go of all segments; idempotent. Another process's segment is never removed."""

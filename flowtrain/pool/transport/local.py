@@ -27,5 +27,8 @@ class LocalTransport(MappedReads):
             )
         self.memories[handle.owner] = segment.memory
 
+    def detach(self, owner: int) -> None:
+        self.memories.pop(owner, None)
+
     def close(self) -> None:
         self.memories.clear()

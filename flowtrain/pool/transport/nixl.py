@@ -91,6 +91,10 @@ class NixlTransport:
     def release(self, spans: Sequence[Span]) -> None:
         self._opened().give(spans)
 
+    def detach(self, owner: int) -> None:
+        self._owners.pop(owner, None)
+        self._lost.pop(owner, None)
+
     def close(self) -> None:
         for agent in (self._serving, self._reading):
             if agent is not None:

@@ -17,7 +17,7 @@ class ShmTransport(MappedReads):
         super().__init__()
         self.pinned_bytes = 0
         self._segments: dict[int, Segment] = {}
-        self._pins: list[Pinned] = []
+        self._pins: dict[int, Pinned] = {}
 
     def attach(self, handle: SegmentHandle) -> None:
         if handle.owner in self._segments:
@@ -25,13 +25,19 @@ class ShmTransport(MappedReads):
         segment = self._segments[handle.owner] = Segment.attach(handle)
         self.memories[handle.owner] = segment.memory
         pinned = pin(segment.memory)
-        self._pins.append(pinned)
+        self._pins[handle.owner] = pinned
         self.pinned_bytes += pinned.bytes
 
+    def detach(self, owner: int) -> None:
+        segment = self._segments.pop(owner, None)
+        if segment is None:
+            return
+        pinned = self._pins.pop(owner)
+        self.pinned_bytes -= pinned.bytes
+        unpin(pinned)
+        del self.memories[owner]
+        segment.close()
+
     def close(self) -> None:
-        while self._pins:
-            unpin(self._pins.pop())
-        self.pinned_bytes = 0
-        self.memories.clear()
-        while self._segments:
-            self._segments.popitem()[1].close()
+        for owner in list(self._segments):
+            self.detach(owner)

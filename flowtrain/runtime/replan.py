@@ -1,0 +1,297 @@
+"""Another number of producers while the run goes on, at a boundary between two steps.
+
+    drift ─▶ new processes start and load libraries, while the run goes on
+                       │ ready                   steps < S by the old plan       steps ≥ S by the new one
+    replayed log ──────┴─▶ decide: S, logged; step S and later are held ──drained──▶ carry_out ──▶ held no longer
+
+| `carry_out` | trainable encoder | frozen encoder |
+|---|---|---|
+| hand_over | producer 0 writes parameters and moments, as for a checkpoint | – |
+| open_store; regroup, configure | all meet in a group of the new size; new ones are built | new ones are built |
+| restore | the new ones read what was saved | – |
+| attach or detach | consumers reach the new segments, or let go of those that leave | the same |
+| remove | producers that leave are ended: they hold nothing | the same |
+
+Those who stay keep their process, parameters and segment. The number of producers never enters packs (C1): step S is
+the first of which nothing was sent (frozen), or composed (trainable: a unit's producer is fixed there), so no row is
+lost, repeated or moved, and a log that names S and the number repeats the run. Every wait is one of the controller's: a
+lost process ends the run with its cause, and a signal is answered when the change is done.
+
+Invariants: one change at a time; while it is carried out no order of a step is in flight.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from flowtrain.allocator.drift import Drift, Rule
+from flowtrain.allocator.spare import most_producers, producer_rank
+from flowtrain.config.loading import config_to_json
+from flowtrain.config.schema import Config
+from flowtrain.packing import CostModel
+from flowtrain.packing.compose import Composer
+from flowtrain.plan import Plan, RankPlan
+from flowtrain.runtime.decisions import ReplayLog
+from flowtrain.runtime.drift_watch import DriftWatch
+from flowtrain.runtime.executor import Answer, Executor, StageSpec
+from flowtrain.runtime.flow import Flow
+from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.owners import new_owner, owner_ids, producer_owners
+from flowtrain.shapes import ModelShape
+from flowtrain.types import Pack, Role, Step
+
+Rank = tuple[Role, int]
+Calls = Mapping[Rank, tuple[Any, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """From `step` on there are `producers` producers."""
+
+    step: int
+    producers: int
+
+
+class Caller(Protocol):
+    """What a change needs of the controller."""
+
+    executor: Executor
+    flow: Flow
+    ledger: Ledger
+
+    def send(self, calls: Calls) -> None:
+        """Make these calls; nobody waits for them."""
+
+    def ask(self, calls: Calls) -> dict[Rank, Any]:
+        """Make these calls and wait for all answers."""
+
+
+def make_replan(
+    config: Config,
+    plan: Plan,
+    shape: ModelShape,
+    run_dir: Path,
+    composer: Composer,
+    reduced_roles: frozenset[Role],
+    log: ReplayLog | None = None,
+) -> Replan:
+    """What `allocation.replan` asks for; `log`: what the run repeats instead, from the composer's step on."""
+    allocation = config.allocation
+    if log is not None or allocation.replan == "off" or plan.placement == "colocated":
+        replayed = [] if log is None else [Change(*change) for change in log.replans(composer.step + 1)]
+        return Replan(config, plan, run_dir, composer, reduced_roles, replayed=replayed)
+    number, consumers = len(plan.producers.ranks), plan.consumers.ranks
+    on_cpu = all(rank.device == "cpu" for rank in (*plan.producers.ranks, *consumers))
+    most = most_producers(config, plan) if allocation.replan == "auto" else allocation.max_producers or 2 * number
+    rule = Rule(
+        max_producers=max(most, number),
+        num_consumers=len(consumers),
+        cores=plan.cpus if on_cpu else None,
+        window=allocation.drift_window,
+        threshold_percent=allocation.drift_percent,
+    )
+    flops = CostModel.from_shape(shape, config.frozen, config.cut)
+
+    def work(pack: Pack) -> tuple[float, float]:
+        return flops.real(flops.encode_cost(pack.samples)), flops.real(flops.pack_cost(pack.samples))
+
+    watch = DriftWatch(Drift(rule, number), len(consumers), config.trainable_encoder, work)
+    return Replan(config, plan, run_dir, composer, reduced_roles, watch)
+
+
+class Replan:
+    """`replayed`: changes of a log, in which case nothing measured is used. `watch` None: nothing is proposed."""
+
+    def __init__(
+        self,
+        config: Config,
+        plan: Plan,
+        run_dir: Path,
+        composer: Composer,
+        reduced_roles: frozenset[Role],
+        watch: DriftWatch | None = None,
+        replayed: Iterable[Change] = (),
+    ) -> None:
+        self.config = config
+        self.plan = plan
+        self.run_dir = run_dir
+        self.composer = composer
+        self.reduced_roles = reduced_roles
+        self.watch = watch
+        self.owners = list(producer_owners(plan))
+        self._ahead = deque(sorted(replayed, key=lambda change: change.step))
+        self._wanted: int | None = None
+        self._starting: set[Rank] = set()
+        self._next: Change | None = None
+        self._changing = False
+
+    @property
+    def num_producers(self) -> int:
+        return len(self.owners)
+
+    # --- what the controller tells ------------------------------------------------------------------------------------
+
+    def composing(self, step: int) -> None:
+        """The next step is about to be composed: its units are given to the producers that there will be."""
+        number = self.producers_at(step)
+        if self.composer.spec.num_producers != number:
+            self.composer.spec = replace(self.composer.spec, num_producers=number)
+
+    def composed(self, step: Step) -> None:
+        if self.watch is not None:
+            self.watch.composed(step)
+
+    def saw(self, answer: Answer) -> None:
+        if answer.method == "load_modules":
+            self._starting.discard((answer.role, answer.rank))
+        elif self.watch is not None:
+            self.watch.saw(answer.value)
+
+    def recorded(self, step: int, caller: Caller) -> dict[str, Any]:
+        """A step is over; what its record says of the plan."""
+        if self.watch is None:
+            return {}
+        verdict = self.watch.recorded(step)
+        if (proposal := verdict.proposal) is not None:
+            caller.ledger.proposed(step, self.num_producers, proposal, verdict.drift_percent or 0.0)
+            if self.config.allocation.replan == "auto" and self._next is None and self._wanted is None:
+                self._wanted = proposal.producers
+                self._start(proposal.producers, caller)
+        return {
+            "plan/producers": self.num_producers,
+            "plan/drift(%)": verdict.drift_percent,
+            "plan/proposal": None if proposal is None else proposal.producers,
+        }
+
+    # --- what the controller asks -------------------------------------------------------------------------------------
+
+    def producers_at(self, step: int) -> int:
+        """Producers by which `step` is composed and run, as far as is decided."""
+        changes = [change for change in (self._next, *self._ahead) if change is not None and change.step <= step]
+        return changes[-1].producers if changes else self.num_producers
+
+    def ranks_at(self, step: int) -> frozenset[Rank]:
+        """The ranks that reduce and update at the end of `step`."""
+        sides = {Role.PRODUCER: self.producers_at(step), Role.CONSUMER: len(self.plan.consumers.ranks)}
+        return frozenset((role, rank) for role in self.reduced_roles for rank in range(sides[role]))
+
+    def due(self, caller: Caller, composed: int, updating: bool) -> bool:
+        """Whether a change can be carried out now; decides on one that has become possible. `composed`: so many steps
+        are, `updating`: whether the update of one is under way."""
+        if self._changing:
+            return False
+        if self._next is None and self._ahead:
+            self._start(self._ahead[0].producers, caller)
+            self._decide(self._ahead.popleft(), caller)
+        elif self._next is None and self._wanted is not None and not self._starting:
+            first = composed + 1 if self.config.trainable_encoder else caller.flow.first_unbegun
+            self._decide(Change(first, self._wanted), caller)
+            self._wanted = None
+        if self._next is None:
+            return False
+        # Once step S is composed, the evaluation before it is, too: what is left is what comes behind the change.
+        return composed >= self._next.step and caller.flow.drained and not updating
+
+    # --- the change ---------------------------------------------------------------------------------------------------
+
+    def _decide(self, change: Change, caller: Caller) -> None:
+        caller.flow.hold(change.step)
+        caller.ledger.replanning(change.step, self.num_producers, change.producers)
+        self._next = change
+
+    def _start(self, producers: int, caller: Caller) -> None:
+        new = self._ranks(range(self.num_producers, producers))
+        self._starting = {(rank.role, rank.rank) for rank in new}
+        caller.executor.add(new)
+        caller.send(dict.fromkeys(self._starting, ("load_modules",)))
+
+    def carry_out(self, caller: Caller) -> None:
+        """The boundary has come."""
+        assert self._next is not None
+        self._changing = True
+        try:
+            before, after = self.num_producers, self._next.producers
+            if after > before:
+                reports = self._add(caller, before, after)
+            else:
+                reports = {}
+                self._remove(caller, before, after)
+            caller.flow.resize(self.owners)
+            if self.watch is not None:
+                self.watch.drift.changed(after)
+            caller.ledger.replanned(after, reports)
+            self._next = None
+        finally:
+            self._changing = False
+
+    def _add(self, caller: Caller, before: int, after: int) -> dict[Rank, Any]:
+        version = caller.flow.version
+        folder = self.run_dir / "replan" / f"step-{version}"
+        staying, new = self._keys(range(before)), self._ranks(range(before, after))
+        config_json = config_to_json(self.config)
+        weights_dir = caller.ask({(Role.CONSUMER, 0): ("prepare", config_json)})[Role.CONSUMER, 0]
+        store = None
+        calls: dict[Rank, tuple[Any, ...]] = {}
+        if self._trains:
+            folder.mkdir(parents=True, exist_ok=True)
+            caller.ask({(Role.PRODUCER, 0): ("hand_over", str(folder))})
+            store = self._open_store(caller, after)
+            calls = dict.fromkeys(staying, ("regroup", after, store))
+        spread = self._spread((*self.plan.producers.ranks, *self.plan.consumers.ranks))
+        taken = [*self.owners, *owner_ids(self.plan).values()]
+        for rank in new:
+            owner = new_owner(rank.node, taken)
+            taken.append(owner)
+            self.owners.append(owner)
+            spec = StageSpec(rank, after, config_json, weights_dir, str(self.run_dir), owner, spread, store)
+            calls[rank.role, rank.rank] = ("configure", spec)
+        answers = caller.ask(calls)
+        reports = {(rank.role, rank.rank): answers[rank.role, rank.rank] for rank in new}
+        if self._trains:
+            caller.ask({key: ("restore", str(folder), version) for key in reports})
+            shutil.rmtree(folder.parent, ignore_errors=True)
+        segments = {report.segment.owner: report.segment for report in reports.values()}
+        caller.ask(dict.fromkeys(self._consumers, ("attach", segments)))
+        for owner, handle in segments.items():
+            caller.flow.directory.add(owner, handle.bytes)
+        return reports
+
+    def _remove(self, caller: Caller, before: int, after: int) -> None:
+        if self._trains:
+            store = self._open_store(caller, after) if after > 1 else None
+            caller.ask(dict.fromkeys(self._keys(range(after)), ("regroup", after, store)))
+        leaving = self.owners[after:]
+        caller.ask(dict.fromkeys(self._consumers, ("detach", leaving)))
+        del self.owners[after:]
+        for owner, rank in zip(leaving, range(after, before), strict=True):
+            caller.flow.directory.remove(owner)
+            caller.executor.remove(Role.PRODUCER, rank)
+
+    def _open_store(self, caller: Caller, world_size: int) -> Any:
+        timeout = max(self.config.cluster.start_timeout_seconds, 30.0)
+        spread = self._spread(self._ranks(range(world_size)))
+        return caller.ask({(Role.PRODUCER, 0): ("open_store", world_size, timeout, spread)})[Role.PRODUCER, 0]
+
+    @staticmethod
+    def _spread(ranks: Iterable[RankPlan]) -> bool:
+        return len({rank.node for rank in ranks}) > 1
+
+    @property
+    def _trains(self) -> bool:
+        return Role.PRODUCER in self.reduced_roles
+
+    @property
+    def _consumers(self) -> list[Rank]:
+        return [(Role.CONSUMER, rank.rank) for rank in self.plan.consumers.ranks]
+
+    @staticmethod
+    def _keys(ranks: Iterable[int]) -> list[Rank]:
+        return [(Role.PRODUCER, rank) for rank in ranks]
+
+    def _ranks(self, ranks: Iterable[int]) -> list[RankPlan]:
+        return [producer_rank(self.plan, rank) for rank in ranks]
