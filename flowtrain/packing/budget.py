@@ -20,13 +20,15 @@ SHORT_SHARE = 4
 def budget_of(draw: Draw) -> int:
     """At least the cost of the window's cheapest row, so that a step is never empty."""
     cap = draw.spec.max_tokens
-    short = [load for load in draw.loads if SHORT_SHARE * load.tokens <= cap] or draw.loads
-    tokens = max(1, sum(load.tokens for load in short))
-    budget = sum(load.cost for load in short) * cap * FILL_PERCENT // (100 * tokens)
-    cost = sum(load.cost for load in draw.loads)
-    use = sum(load.use for load in draw.loads)
+    longest_short = cap // SHORT_SHARE
+    costs = [load.cost for load in draw.loads]
+    short = [(load.cost, load.tokens) for load in draw.loads if load.tokens <= longest_short]
+    short = short or [(load.cost, load.tokens) for load in draw.loads]
+    tokens = max(1, sum([tokens for _, tokens in short]))
+    budget = sum([cost for cost, _ in short]) * cap * FILL_PERCENT // (100 * tokens)
+    cost, use = sum(costs), sum([load.use for load in draw.loads])
     for place, limit in enumerate(draw.caps.limits[1:], start=1):
         used = (use >> ((FIELD_BITS + 1) * place)) & FIELD
         if used:
             budget = min(budget, cost * limit * OTHER_FILL_PERCENT // (100 * used))
-    return max(budget, min(load.cost for load in draw.loads))
+    return max(budget, min(costs))

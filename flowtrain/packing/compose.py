@@ -52,7 +52,7 @@ class Composer:
             self._caps,
             self._policy.steps_ahead(spec),
             self._policy.bounded,
-            lambda load: self._policy.holds(load, spec),
+            self._policy.held(spec),
         )
         self._cursor = 0
         self._next_position = 0
@@ -61,6 +61,7 @@ class Composer:
         self._incoming: deque[SampleMeta | SkippedRow] = deque()
         self._ended = False
         self._heavy_above = heavy_tokens(spec, cost)
+        self._wait = spec.wait_steps
 
     @property
     def cost(self) -> CostModel:
@@ -77,14 +78,14 @@ class Composer:
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready. `cursor`: positions below were read into the window; `carried`: those of them not yet trained;
         `due` and `heavy`: what was promised to each."""
-        loads = self._window.loads
-        carried = sorted([*((load.position, load.due, load.heavy) for load in loads), *self._carried])
+        # Rows enter in position order, those that come again first.
+        loads, again = self._window.loads, self._carried
         return {
             "step": self.step,
             "cursor": self._cursor,
-            "carried": [position for position, _, _ in carried],
-            "due": [due for _, due, _ in carried],
-            "heavy": [position for position, _, heavy in carried if heavy],
+            "carried": [load.position for load in loads] + [position for position, _, _ in again],
+            "due": [load.due for load in loads] + [due for _, due, _ in again],
+            "heavy": [load.position for load in loads if load.heavy] + [place for place, _, heavy in again if heavy],
             "heavy_above": self._heavy_above,
         }
 
@@ -130,8 +131,10 @@ class Composer:
                 self._enter(row, due, heavy)
             return
         self._next_position += 1
-        self._incoming.append(row)
-        self._fill()
+        if self._incoming or self._window.full:
+            self._incoming.append(row)
+        else:
+            self._read(row)
 
     def end(self) -> None:
         """No more rows come."""
@@ -179,15 +182,19 @@ class Composer:
         """Rows into the window until it is full, and none beyond, so that arrival times change nothing."""
         window = self._window
         while self._incoming and not window.full:
-            row = self._incoming.popleft()
-            self._cursor = row.position + 1
-            if isinstance(row, SampleMeta):
-                heavy = row.tokens > self._heavy_above
-                self._enter(row, self.step + 1 + self.spec.wait_steps * (2 if heavy else 1), heavy)
+            self._read(self._incoming.popleft())
+
+    def _read(self, row: SampleMeta | SkippedRow) -> None:
+        self._cursor = row.position + 1
+        if isinstance(row, SampleMeta):
+            heavy = row.tokens > self._heavy_above
+            self._enter(row, self.step + 1 + self._wait * (2 if heavy else 1), heavy)
 
     def _enter(self, sample: SampleMeta, due: int, heavy: bool) -> None:
-        assert self.too_big(sample) is None, f"row {sample.id}: {self.too_big(sample)}"
-        self._window.add(self._caps.load(sample, self.cost, due, heavy))
+        load = self._caps.load(sample, self._cost, due, heavy)
+        assert (self._caps.room - load.use) & self._caps.guards == self._caps.guards, self.too_big(sample)
+        assert self.spec.own_pack or load.tokens == sample.tokens, self.too_big(sample)
+        self._window.add(load)
 
 
 def heavy_tokens(spec: CompositionSpec, cost: CostModel) -> int:

@@ -157,7 +157,7 @@ class CostModel:
             self.token * length
             + self.token_pair * length * length
             + self.trained_token * sample.trained_tokens
-            + self.projected_patch * sample.patches
+            + (self.projected_patch * sample.patches if self.projected_patch else 0)
         ) >> SHIFT
 
     def pack_cost(self, samples: Iterable[SampleMeta]) -> int:

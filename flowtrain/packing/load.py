@@ -18,10 +18,12 @@ from typing import NamedTuple
 
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.spec import CompositionSpec
-from flowtrain.types import SampleMeta
+from flowtrain.types import ImageMeta, SampleMeta
 
 FIELD_BITS = 52
 """Numbers below 2^52: 4 PiB of features in a whole window."""
+MOST_KNOWN = 100_000
+
 FIELD = (1 << FIELD_BITS) - 1
 
 
@@ -41,6 +43,24 @@ class Load(NamedTuple):
     heavy: bool
 
 
+@dataclass(slots=True)
+class ImageCosts:
+    """Costs of images by their patches, of which there are few: rows come by the thousand."""
+
+    cost: CostModel | None = None
+    known: dict[int, int] = field(default_factory=dict)
+
+    def restart(self, cost: CostModel) -> None:
+        self.cost, self.known = cost, {}
+
+    def add(self, image: ImageMeta) -> int:
+        assert self.cost is not None
+        if len(self.known) >= MOST_KNOWN:
+            self.known.clear()
+        found = self.known[image.patches] = self.cost.image_cost(image)
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class Caps:
     """Most of a pack, one number a cap. `room` is an empty pack's, guards included; `own_pack` lets a row with more
@@ -50,6 +70,7 @@ class Caps:
     spec: CompositionSpec
     room: int
     guards: int
+    image_costs: ImageCosts = field(default_factory=lambda: ImageCosts(), compare=False)
 
     @classmethod
     def of(cls, spec: CompositionSpec) -> Caps:
@@ -59,25 +80,35 @@ class Caps:
         room = guards + sum(limit << ((FIELD_BITS + 1) * place) for place, limit in enumerate(limits))
         return cls(limits, spec, room, guards)
 
-    def uses(self, sample: SampleMeta) -> tuple[int, ...]:
-        """One number for each cap; a row of its own pack takes all the tokens there are."""
-        spec = self.spec
-        uses = [min(sample.tokens, spec.max_tokens), spec.vision_bytes(sample)]
-        if spec.max_patches is not None:
-            uses.append(sample.patches)
-        if spec.max_images is not None:
-            uses.append(len(sample.images))
-        return tuple(uses)
-
     def load(self, sample: SampleMeta, cost: CostModel, due: int = 0, heavy: bool = False) -> Load:
-        uses = self.uses(sample)
-        use = 0
-        for number in reversed(uses):
-            use = (use << (FIELD_BITS + 1)) + number
-        encode, patches = (cost.encode_cost((sample,)), sample.patches) if sample.images else (0, 0)
+        """What a sample takes; a row of its own pack takes all the tokens there are."""
+        spec, tokens = self.spec, sample.tokens
+        taken = tokens if tokens <= spec.max_tokens else spec.max_tokens
+        use, encode, patches, vision_bytes = taken, 0, 0, 0
+        if sample.images:
+            image_costs = self.image_costs
+            if image_costs.cost is not cost:
+                image_costs.restart(cost)
+            known = image_costs.known
+            for image in sample.images:
+                patches += image.patches
+                found = known.get(image.patches)
+                encode += image_costs.add(image) if found is None else found
+            vision_bytes = spec.block_bytes(sample)
+            use += vision_bytes << (FIELD_BITS + 1)
+            place = 2
+            if spec.max_patches is not None:
+                use += patches << (place * (FIELD_BITS + 1))
+                place += 1
+            if spec.max_images is not None:
+                use += len(sample.images) << (place * (FIELD_BITS + 1))
         return Load(
-            cost.sample_cost(sample), use, sample.position, uses[0], encode, patches, uses[1], sample, due, heavy
+            cost.sample_cost(sample), use, sample.position, taken, encode, patches, vision_bytes, sample, due, heavy
         )
+
+    def may_hold(self, load: Load) -> bool:
+        """Whether an empty pack has room."""
+        return (self.room - load.use) & self.guards == self.guards
 
     @property
     def tokens_field(self) -> int:

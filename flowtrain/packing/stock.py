@@ -21,7 +21,7 @@ class Stock:
     def __init__(self, loads: Iterable[Load], caps: Caps) -> None:
         self.caps = caps
         self.loads = {load.position: load for load in loads}
-        self.keys = sorted(_key(load) for load in self.loads.values())
+        self.keys = sorted([(load.cost << AGE_BITS) + AGE - load.position for load in self.loads.values()])
 
     def add(self, load: Load) -> None:
         self.loads[load.position] = load

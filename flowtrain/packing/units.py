@@ -1,7 +1,7 @@
 """Packs with their encode units: whole samples of a pack, in order, that share one encoder call.
 
-1. Samples with images, in order, are cut into as few units of at most `max_unit_patches` as they fill, and the cuts are
-   placed so that the largest unit is as small as it can be. Rows of a pack may share a unit; a sample never has two.
+1. Samples with images, in order, are cut into as few units of at most `max_unit_patches` as they fill, of nearly equal
+   size where an even cut does not take more. Rows of a pack may share a unit; a sample never has two.
 2. Trainable encoder: each unit has its producer. Slot by slot, in the order of need, the dearest unit goes to the
    producer with the least predicted work so far (`deal`), which ends more evenly than dealing in order. A frozen
    encoder leaves the choice to the flow.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.load import Load
@@ -22,13 +23,14 @@ from flowtrain.packing.spec import CompositionSpec
 from flowtrain.types import EncodeUnit, Pack, Phase, UnitId
 
 Group = list[Load]
+POSITION = attrgetter("position")
 
 
 def build_packs(
     phase: Phase, index: int, slots: Slots, spec: CompositionSpec, cost: CostModel
 ) -> tuple[tuple[Pack, ...], ...]:
     """Packs by slot and rank, samples in position order, units numbered and given to producers."""
-    ordered = [[sorted(pack.loads, key=_position) for pack in slot] for slot in slots]
+    ordered = [[sorted(pack.loads, key=POSITION) for pack in slot] for slot in slots]
     groups = [[group_loads(loads, spec.max_unit_patches) for loads in slot] for slot in ordered]
     producers = deal(groups, spec.num_producers, cost.call) if spec.trainable_encoder else None
     padded = _padded(slots, spec)
@@ -59,16 +61,14 @@ def group_loads(loads: Sequence[Load], max_patches: int) -> list[Group]:
     """Step 1; a sample larger than `max_patches` goes alone."""
     imaged = [load for load in loads if load.sample.images]
     groups = _cut(imaged, max_patches)
-    if len(groups) < 2 or max_patches <= 0:
+    if len(groups) < 2:
         return groups
-    low, high = -(-sum(load.patches for load in imaged) // len(groups)), max_patches
-    while low < high:
-        middle = (low + high) // 2
-        if len(_cut(imaged, middle)) <= len(groups):
-            high = middle
-        else:
-            low = middle + 1
-    return _cut(imaged, high)
+    even = -(-sum([load.patches for load in imaged]) // len(groups))
+    for part in range(4):
+        most = even + (max_patches - even) * part // 4
+        if even < max_patches and len(tried := _cut(imaged, most)) == len(groups):
+            return tried
+    return groups
 
 
 def _cut(loads: Sequence[Load], most: int) -> list[Group]:
@@ -113,7 +113,3 @@ def _padded(slots: Slots, spec: CompositionSpec) -> list[list[int]]:
         return rounded
     most = max(chain.from_iterable(rounded), default=0)
     return [[most] * len(slot) for slot in rounded]
-
-
-def _position(load: Load) -> int:
-    return load.position

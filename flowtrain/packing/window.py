@@ -20,7 +20,7 @@ the oldest first, and the promise holds again for rows that enter afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from flowtrain.packing.cost import CostModel
@@ -30,98 +30,129 @@ from flowtrain.packing.spec import CompositionSpec
 
 @dataclass(slots=True)
 class Layout:
-    """Step 1 and 2 of the page: places of rows that leave in order of due."""
+    """Steps 1 and 2 of the page: places of rows that leave in order of due.
+
+    `places`: packs opened so far (packs a step given), or rows placed (rows a step given).
+    """
 
     caps: Caps
     num_packs: int | None
-    num_rows: int | None
     places: int = 0
-    """Packs opened so far, or rows placed."""
-    _room: int = -1
-    _open: int = -1
+    _room: int = 0
+    _open: int = 0
+
+    def __post_init__(self) -> None:
+        # The guard of the tokens is down: there is no open pack with room.
+        self._room = self.caps.guards - 1
 
     def place(self, load: Load) -> int:
-        """Number of the load's pack (packs a step given), or its own number (rows a step given)."""
-        if self.num_packs is None:
+        """Number of the load's pack, or its own number."""
+        if self.num_packs is None or load.heavy:
             self.places += 1
             return self.places - 1
-        if load.heavy:
-            self.places += 1
-            return self.places - 1
-        left = self._room - load.use
-        if self._room < 0 or left & self.caps.guards != self.caps.guards:
+        left, guards = self._room - load.use, self.caps.guards
+        if left & guards != guards:
             left = self.caps.room - load.use
             self._open = self.places
             self.places += 1
         self._room = left
         return self._open
 
-    @property
-    def places_per_step(self) -> int:
-        number = self.num_packs if self.num_packs is not None else self.num_rows
-        assert number is not None
-        return number
+    def count(self, loads: Iterable[Load]) -> None:
+        """`place` for each, in less time."""
+        if self.num_packs is None:
+            self.places += sum(1 for _ in loads)
+            return
+        left, guards, full, places = self._room, self.caps.guards, self.caps.room, self.places
+        for load in loads:
+            if load.heavy:
+                places += 1
+                continue
+            left -= load.use
+            if left & guards != guards:
+                left = full - load.use
+                self._open = places
+                places += 1
+        self._room, self.places = left, places
 
 
 @dataclass(slots=True)
 class Window:
-    """Rows in position order. `held`: rows that the policy keeps back, which do not count; `steps`: how many steps of
-    rows the window shall hold; `bounded`: whether the promise is kept (otherwise rows are let in by number alone)."""
+    """Rows in position order.
+
+    Attributes:
+        steps: how many steps of rows the window shall hold.
+        bounded: whether the promise is kept; otherwise rows are let in by number alone.
+        held: rows that the policy keeps back, which do not count; None when it keeps none.
+    """
 
     spec: CompositionSpec
     caps: Caps
     steps: int
     bounded: bool
-    held: Callable[[Load], bool]
+    held: Callable[[Load], bool] | None = None
     loads: list[Load] = field(default_factory=list)
     _use: int = 0
     _num_rows: int = 0
+    _num_heavy: int = 0
     _target: int = 0
+    _target_rows: int = 0
+    _most_places: int = 0
     _layout: Layout | None = None
 
     def __post_init__(self) -> None:
         if self.spec.num_packs is not None:
             self._target = self.caps.target(self.steps * self.spec.num_packs)
+        else:
+            self._target_rows = self.steps * self.places_per_step
+        self._most_places = (self.spec.wait_steps + 1) * self.places_per_step
+
+    @property
+    def places_per_step(self) -> int:
+        number = self.spec.num_packs if self.spec.num_packs is not None else self.spec.step_samples
+        assert number is not None
+        return number
 
     @property
     def full(self) -> bool:
         """Whether the next row has to wait outside."""
-        if self.missing <= 0:
+        if not self._target:
+            if self._num_rows >= self._target_rows:
+                return True
+        elif (self._target - self._use) & self.caps.guards != self.caps.guards:
             return True
+        layout = self._layout
+        if layout is not None:
+            return layout.places >= self._most_places
         if not self.bounded or not self.loads:
             return False
-        if self._layout is None:
-            self._layout = self._new_layout()
-            for load in self.loads:
-                self._layout.place(load)
+        layout = self._layout = Layout(self.caps, self.spec.num_packs)
+        layout.count(self.loads)
         # The next row opens one more place at most, and must be let in whatever it is.
-        return self._layout.places >= (self.spec.wait_steps + 1) * self._layout.places_per_step
+        return layout.places >= self._most_places
 
     @property
     def missing(self) -> int:
-        """Rows (or tokens, for a step of packs) that the window lacks; any cap may fill it."""
-        spec = self.spec
-        if spec.step_samples is not None:
-            return self.steps * spec.step_samples - self._num_rows
-        left = self._target - self._use
-        if left & self.caps.guards != self.caps.guards:
-            return 0
-        return (left & FIELD) + 1
+        """Rows (or tokens, for a step of packs) that the window lacks while it is not full."""
+        if self.spec.step_samples is not None:
+            return self.steps * self.spec.step_samples - self._num_rows
+        return ((self._target - self._use) & FIELD) + 1
 
     def add(self, load: Load) -> None:
         self.loads.append(load)
-        self._count(load, 1)
+        self._num_heavy += load.heavy
+        if self.held is None or not self.held(load):
+            self._use += load.use
+            self._num_rows += 1
         if self._layout is not None:
             self._layout.place(load)
 
     def take(self, positions: Collection[int]) -> None:
         """Rows that leave."""
-        left = []
-        for load in self.loads:
-            if load.position in positions:
-                self._count(load, -1)
-            else:
-                left.append(load)
+        left = [load for load in self.loads if load.position not in positions]
+        counted = left if self.held is None else [load for load in left if not self.held(load)]
+        self._use, self._num_rows = sum([load.use for load in counted]), len(counted)
+        self._num_heavy = sum([load.heavy for load in left])
         self.loads, self._layout = left, None
 
     def recost(self, cost: CostModel) -> None:
@@ -130,37 +161,41 @@ class Window:
 
     def due(self, step: int) -> tuple[list[Load], list[list[Load]]]:
         """Rows that step `step` must have, and the packs of the layout's first step that show that they fit."""
-        layout = self._new_layout()
-        per_step = layout.places_per_step
-        first: list[tuple[int, Load]] = []
-        tight_behind = False
-        now: list[Load] = []
-        for load in self._by_due():
-            place = layout.place(load)
-            if place < per_step:
-                first.append((place, load))
-                if load.due <= step:
-                    now.append(load)
-            elif place // per_step >= load.due - step:
-                tight_behind = True
-        chosen = [load for _, load in first] if tight_behind else now
+        ordered = self._by_due()
+        tight_behind = self._tight_behind(ordered, step)
+        if not ordered or (ordered[0].due > step and not tight_behind):
+            return [], []
+        chosen: list[Load] = []
         packs: dict[int, list[Load]] = {}
-        if chosen:
-            wanted = {load.position for load in chosen}
-            for place, load in first:
-                if load.position in wanted:
-                    packs.setdefault(place, []).append(load)
+        layout = Layout(self.caps, self.spec.num_packs)
+        for load in ordered:
+            place = layout.place(load)
+            if place < self.places_per_step and (tight_behind or load.due <= step):
+                chosen.append(load)
+                packs.setdefault(place, []).append(load)
         return chosen, list(packs.values())
 
+    def _tight_behind(self, ordered: Sequence[Load], step: int) -> bool:
+        """Whether a row behind the first step of the layout has its place there where it is due, or later.
+
+        Of the rows of one step of the layout, the first is due first, so it alone is looked at.
+        """
+        per_step = self.places_per_step
+        if self.spec.num_packs is None:
+            return any(load.due - step <= level for level, load in enumerate(ordered[::per_step]) if level)
+        left, places, guards, full = self.caps.guards - 1, 0, self.caps.guards, self.caps.room
+        for load in ordered:
+            if not load.heavy:
+                left -= load.use
+                if left & guards == guards:
+                    continue
+                left = full - load.use
+            if places and places % per_step == 0 and load.due - step <= places // per_step:
+                return True
+            places += 1
+        return False
+
     def _by_due(self) -> list[Load]:
-        if all(before.due <= after.due for before, after in zip(self.loads, self.loads[1:], strict=False)):
+        if not self._num_heavy:
             return self.loads
         return sorted(self.loads, key=lambda load: (load.due, load.position))
-
-    def _new_layout(self) -> Layout:
-        return Layout(self.caps, self.spec.num_packs, self.spec.step_samples)
-
-    def _count(self, load: Load, sign: int) -> None:
-        if not self.held(load):
-            self._use += sign * load.use
-            self._num_rows += sign

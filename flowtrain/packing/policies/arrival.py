@@ -5,7 +5,6 @@ What simple loaders do. It has nothing to set: looking further ahead would chang
 
 from __future__ import annotations
 
-from flowtrain.packing.load import Load
 from flowtrain.packing.policies.parts import dealt, next_fit, oldest_packs
 from flowtrain.packing.policies.protocol import Draw, Slots
 from flowtrain.packing.spec import CompositionSpec
@@ -17,8 +16,8 @@ class Arrival:
     def steps_ahead(self, spec: CompositionSpec) -> int:
         return 1
 
-    def holds(self, load: Load, spec: CompositionSpec) -> bool:
-        return False
+    def held(self, spec: CompositionSpec) -> None:
+        return None
 
     def compose(self, draw: Draw) -> Slots:
         return dealt(draw, oldest_packs(draw, next_fit))

@@ -23,6 +23,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import chain
+from operator import attrgetter
 
 from flowtrain.packing.balance import fewest_packs, improve, spread
 from flowtrain.packing.budget import budget_of
@@ -31,6 +32,8 @@ from flowtrain.packing.policies.protocol import Draw, Slots
 from flowtrain.packing.slots import ordered_slots, slots_of
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.packing.stock import Stock
+
+COST = attrgetter("cost")
 
 PREFIX_PERCENT = 97
 
@@ -51,8 +54,8 @@ class Dynamic:
     def steps_ahead(self, spec: CompositionSpec) -> int:
         return spec.lookahead
 
-    def holds(self, load: Load, spec: CompositionSpec) -> bool:
-        return False
+    def held(self, spec: CompositionSpec) -> None:
+        return None
 
     def compose(self, draw: Draw) -> Slots:
         bins = _given_rows(draw) if draw.num_packs is None else _given_packs(draw, draw.num_packs)
@@ -144,13 +147,18 @@ def _longest_first(loads: Sequence[Load], bins: Sequence[Bin], budgets: Sequence
     """Each row, dearest first, into the pack that lacks most; returns those for which it had no room."""
     heap = [(pack.cost - most, number) for number, (pack, most) in enumerate(zip(bins, budgets, strict=True))]
     heapq.heapify(heap)
-    guards, spilled = caps.guards, []
-    for load in sorted(loads, key=lambda load: (-load.cost, load.position)):
+    replace, guards, spilled = heapq.heapreplace, caps.guards, []
+    # Rows come oldest first, and a reversed sort is stable too: among equals the oldest comes first.
+    for load in sorted(loads, key=COST, reverse=True):
         lack, number = heap[0]
+        lack += load.cost
         pack = bins[number]
-        if lack + load.cost <= 0 and (pack.room - load.use) & guards == guards:
-            pack.add(load)
-            heapq.heapreplace(heap, (lack + load.cost, number))
+        left = pack.room - load.use
+        if lack <= 0 and left & guards == guards:
+            pack.loads.append(load)
+            pack.cost += load.cost
+            pack.room = left
+            replace(heap, (lack, number))
         else:
             spilled.append(load)
     return spilled

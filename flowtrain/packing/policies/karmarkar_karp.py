@@ -32,8 +32,8 @@ class KarmarkarKarp:
     def steps_ahead(self, spec: CompositionSpec) -> int:
         return 1
 
-    def holds(self, load: Load, spec: CompositionSpec) -> bool:
-        return False
+    def held(self, spec: CompositionSpec) -> None:
+        return None
 
     def compose(self, draw: Draw) -> Slots:
         ranks = draw.num_ranks

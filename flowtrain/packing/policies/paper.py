@@ -27,8 +27,8 @@ class Paper:
     def steps_ahead(self, spec: CompositionSpec) -> int:
         return max(2, spec.lookahead) if spec.step_packs is not None else 1
 
-    def holds(self, load: Load, spec: CompositionSpec) -> bool:
-        return False
+    def held(self, spec: CompositionSpec) -> None:
+        return None
 
     def compose(self, draw: Draw) -> Slots:
         slots = dealt(draw, oldest_packs(draw, best_fit_in_order))

@@ -8,7 +8,7 @@ It keeps the caps of every pack and takes at least one row. Where `bounded`, it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -65,8 +65,8 @@ class Policy(Protocol):
     def steps_ahead(self, spec: CompositionSpec) -> int:
         """Steps of rows that it looks at."""
 
-    def holds(self, load: Load, spec: CompositionSpec) -> bool:
-        """Whether a row may wait in a queue beside the window."""
+    def held(self, spec: CompositionSpec) -> Callable[[Load], bool] | None:
+        """Tells rows that may wait in a queue beside the window; None where none may."""
 
     def compose(self, draw: Draw) -> Slots:
         """The packs of one step."""

@@ -7,7 +7,7 @@ encoding hides best behind training. What the backbone has to do is not looked a
 
 from __future__ import annotations
 
-from flowtrain.packing.load import Bin, Load
+from flowtrain.packing.load import Bin
 from flowtrain.packing.policies.parts import dealt, next_fit, oldest_packs
 from flowtrain.packing.policies.protocol import Draw, Slots
 from flowtrain.packing.slots import johnson
@@ -20,8 +20,8 @@ class RawSize:
     def steps_ahead(self, spec: CompositionSpec) -> int:
         return 1
 
-    def holds(self, load: Load, spec: CompositionSpec) -> bool:
-        return False
+    def held(self, spec: CompositionSpec) -> None:
+        return None
 
     def compose(self, draw: Draw) -> Slots:
         slots = dealt(draw, oldest_packs(draw, next_fit))

@@ -13,7 +13,7 @@ of rows a queue gives as many rows as there are ranks. Best settings: the model'
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from flowtrain.packing.balance import fewest_packs
 from flowtrain.packing.load import Bin, Load
@@ -31,8 +31,8 @@ class WlbQueues:
     def steps_ahead(self, spec: CompositionSpec) -> int:
         return 1
 
-    def holds(self, load: Load, spec: CompositionSpec) -> bool:
-        return level(load, spec) > 0
+    def held(self, spec: CompositionSpec) -> Callable[[Load], bool]:
+        return lambda load: level(load, spec) > 0
 
     def compose(self, draw: Draw) -> Slots:
         queues: list[list[Load]] = [[] for _ in range(NUM_QUEUES + 1)]
