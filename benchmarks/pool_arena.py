@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from benchmarks.lifetimes import (
 )
 from benchmarks.record import Check, Result, main
 from flowtrain.pool.block import block_bytes
-from flowtrain.pool.space import OwnerSpace
+from flowtrain.pool.measure import pairs_per_second
 
 TRACES = Path(__file__).parent / "traces"
 LIFETIMES = TRACES / "pool_lifetimes.txt"
@@ -39,13 +38,13 @@ TRACE = TRACES / "mix_sft_8k.parquet"
 LOADS = tuple(percent / 100 for percent in range(60, 101))
 RECORDED_LOAD = 0.85
 RANDOM_LOADS = (0.7, 0.8, 0.85, 0.9, 0.95)
+RANDOM_85 = "random, load 0.85: failures %"
 TOKEN_BYTES = 2 * 3584
 """Features of one visual token for a 7 B backbone in bfloat16."""
 
+LIMIT_PAIRS = 100_000
 NUM_BLOCKS = 20_000
 LIVE_BLOCKS = 400
-PAIRS = 100_000
-LIMIT_PAIRS = 100_000
 
 
 def payload_sizes(trace: Path) -> list[int]:
@@ -54,22 +53,6 @@ def payload_sizes(trace: Path) -> list[int]:
 
     tokens = pyarrow.parquet.read_table(trace, columns=["n_vision_tokens"])["n_vision_tokens"].to_pylist()
     return [n * TOKEN_BYTES for n in tokens if n]
-
-
-def pairs_per_second(sizes: list[int], repeats: int = 5) -> float:
-    """Reserve + release of the pool's own allocator, addresses included; the segment is kept full."""
-    best = 0.0
-    for _ in range(repeats):
-        space = OwnerSpace(0, MIN_LARGEST * block_bytes(max(sizes)))
-        live: deque[Any] = deque()
-        start = time.perf_counter()
-        for number in range(PAIRS):
-            size = (sizes[number % len(sizes)],)
-            while not space.room(size):
-                space.free(live.popleft())
-            live.append(space.allocate(size[0]))
-        best = max(best, PAIRS / (time.perf_counter() - start))
-    return best
 
 
 def arena_rows(recorded: list[Lifetimes], sizes: list[int], seed: int) -> Iterator[dict[str, Any]]:

@@ -22,6 +22,7 @@ SUBCOMMANDS = (
     "flowtrain.cli.packing",
     "flowtrain.cli.verify",
     "flowtrain.cli.evaluate",
+    "flowtrain.cli.pool",
 )
 """In the order of `flowtrain --help`."""
 

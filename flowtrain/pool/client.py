@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
@@ -24,14 +24,16 @@ from flowtrain.pool.block import (
     BlockError,
     BlockState,
     Header,
+    agrees,
     block_bytes,
     check_block,
     checksum_of,
-    read_header,
     write_header,
+    write_state,
 )
 from flowtrain.pool.host import host_identity
 from flowtrain.pool.pin import Pinned, pin, unpin
+from flowtrain.pool.registry import Registration
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.pool.space import OwnerSpace
 from flowtrain.pool.transport import Span, Transport, choose_transport
@@ -41,10 +43,13 @@ from flowtrain.types import Address, EmbeddingRef, TensorSpec
 OWN = "own"
 """The carrier of bytes that a process puts into its own segment, in the counts by transport."""
 
+_NOTHING = memoryview(b"")
+
 
 class PoolClient:
     """`segment` None: a process that only reads. `transports`: by name, those of this process, preferred first. `host`:
-    identity of this machine. `checksum`: write and check a CRC of each payload, to find stray writes.
+    identity of this machine. `checksum`: write and check a CRC of each payload, to find stray writes. `registration`:
+    this process's entry in the registry, told of the bytes in use and taken away by `close`.
 
     >>> pool = PoolClient(Segment.create(0, 1 << 20, "pool"), {})
     >>> address = pool.put(position=7, version=0, specs=specs, payload_bytes=4096, tensors=features)
@@ -60,6 +65,7 @@ class PoolClient:
         host: str | None = None,
         checksum: bool = False,
         timeout_seconds: float = 60.0,
+        registration: Registration | None = None,
     ) -> None:
         self.owner = None if segment is None else segment.owner
         self.checksum = checksum
@@ -68,10 +74,11 @@ class PoolClient:
         self._host = host or host_identity()
         self._transports = transports
         self._chosen: dict[int, tuple[Transport, int]] = {}
-        self._held: dict[Address, memoryview] = {}
-        self._changed: dict[Address, EmbeddingRef] = {}
+        self._held: dict[Address, _Held] = {}
+        self._changed: dict[Address, _Held] = {}
         self._pin = Pinned()
-        self._seconds = 0.0
+        self._timer = _Timer()
+        self._registration = registration
         self._bytes_in: Counter[str] = Counter()
         self._bytes_out: Counter[str] = Counter()
         self._space: OwnerSpace | None = None
@@ -118,7 +125,7 @@ class PoolClient:
         `tensors` None: the row was found bad. Its block is allocated, since the controller's ring has it, and not
         written.
         """
-        with self._timed():
+        with self._timer:
             assert self._space is not None, "this process has no segment to put into"
             address = self._space.allocate(payload_bytes)
             memory = self._own(address, block_bytes(payload_bytes))
@@ -127,28 +134,30 @@ class PoolClient:
             if tensors is None:
                 write_header(memory, header)
                 return address
-            copy_into(memory, specs, payload_bytes, tensors, f"features of position {position}")
+            copy_into(memory, specs, payload_bytes, tensors, "features", position)
             self._write(memory, header)
             self._bytes_in[OWN] += payload_bytes
+            if self._registration is not None:
+                self._registration.used(self._space.arena.used)
             return address
 
     def gradients(self, ref: EmbeddingRef) -> list[torch.Tensor]:
         """Views of the gradients that were left over a sample's features."""
-        with self._timed():
+        with self._timer:
             assert owner_of(ref.address) == self.owner, f"gradients of {place_of(ref.address)} asked of {self.owner}"
             memory = self._own(ref.address, block_bytes(ref.bytes))
-            check_block(memory, _expected(ref, BlockState.GRADIENTS), _where(ref))
+            _check(memory, ref, BlockState.GRADIENTS)
             return views(memory, ref.tensors, ref.bytes)
 
     def free(self, addresses: Iterable[Address]) -> None:
         """End blocks of this process's own segment, each once."""
-        with self._timed():
+        with self._timer:
             for address in addresses:
                 assert self._space is not None, f"{place_of(address)} freed in a process without a segment"
                 self._space.free(address)
-                memory = self._own(address, HEADER_BYTES)
-                header = read_header(memory, f"block {address:#x}")
-                write_header(memory, header._replace(state=BlockState.FREED, checksum=None))
+                write_state(self._own(address, HEADER_BYTES), BlockState.FREED)
+            if self._registration is not None and self._space is not None:
+                self._registration.used(self._space.arena.used)
 
     # --- reader -------------------------------------------------------------------------------------------------------
 
@@ -160,49 +169,50 @@ class PoolClient:
         """Features of these samples, in their order: views where memory is shared, else copies made in one call for
         each transport. They are valid until `put_gradient` writes over them or `release` ends their use.
         """
-        with self._timed():
+        with self._timer:
             self._fetch(refs)
-            return [views(self._checked(ref), ref.tensors, ref.bytes) for ref in refs]
+            return [views(self._checked(ref).memory, ref.tensors, ref.bytes) for ref in refs]
 
     def put_gradient(self, ref: EmbeddingRef, grads: Sequence[torch.Tensor]) -> None:
         """Write the gradients of a sample's features over them; `flush` brings them to the owner.
 
         Tensors from `get_all` show the gradients from here on.
         """
-        with self._timed():
+        with self._timer:
             self._fetch([ref])
-            memory = self._checked(ref)
+            held = self._checked(ref)
             for grad, spec in zip(grads, ref.tensors, strict=True):
                 assert grad.dtype == dtype_of(spec), (
                     f"gradient of position {ref.position} is {grad.dtype}, expected {spec.dtype}"
                 )
-            copy_into(memory, ref.tensors, ref.bytes, grads, f"gradients of position {ref.position}")
-            self._write(memory, _expected(ref, BlockState.GRADIENTS))
-            self._changed[ref.address] = ref
+            copy_into(held.memory, ref.tensors, ref.bytes, grads, "gradients", ref.position)
+            self._write(held.memory, _expected(ref, BlockState.GRADIENTS))
+            self._changed[ref.address] = held
 
     def flush(self) -> None:
         """All gradients written since the last call are with their owners on return."""
-        with self._timed():
-            for transport, refs in self._by_transport(self._changed.values()):
-                transport.write([_span(ref) for ref in refs], self.timeout_seconds)
-                self._bytes_in[transport.name] += sum(ref.bytes for ref in refs)
+        with self._timer:
+            for transport, spans in _by_transport(self._changed.values()):
+                transport.write(spans, self.timeout_seconds)
+            for held in self._changed.values():
+                self._bytes_in[held.transport.name] += held.payload_bytes
             self._changed.clear()
 
     def release(self, refs: Iterable[EmbeddingRef]) -> None:
         """This process is done with these samples' features; gradients written must have been flushed."""
-        with self._timed():
-            held = [ref for ref in refs if self._held.pop(ref.address, None) is not None]
-            unsent = [ref.position for ref in held if ref.address in self._changed]
-            assert not unsent, f"gradients of positions {unsent} are released before they were flushed"
-            for transport, some in self._by_transport(held):
-                transport.release([_span(ref) for ref in some])
+        with self._timer:
+            ended = [held for ref in refs if (held := self._held.pop(ref.address, None)) is not None]
+            unsent = [place_of(held.span.address) for held in ended if held.span.address in self._changed]
+            assert not unsent, f"gradients are released before they were flushed: {'; '.join(unsent)}"
+            for transport, spans in _by_transport(ended):
+                transport.release(spans)
 
     # --- both ---------------------------------------------------------------------------------------------------------
 
     def use(self) -> PoolUse:
         """Seconds in these calls and bytes by transport since the last call of this."""
-        use = PoolUse(self._seconds, dict(self._bytes_in), dict(self._bytes_out), self.pinned_bytes)
-        self._seconds = 0.0
+        use = PoolUse(self._timer.seconds, dict(self._bytes_in), dict(self._bytes_out), self.pinned_bytes)
+        self._timer.seconds = 0.0
         self._bytes_in.clear()
         self._bytes_out.clear()
         return use
@@ -223,24 +233,20 @@ class PoolClient:
         self._pin = Pinned()
         if self._segment is not None:
             self._segment.close()
+        if self._registration is not None:
+            self._registration.close()
 
-    def _fetch(self, refs: Sequence[EmbeddingRef]) -> None:
-        missing = [ref for ref in refs if ref.address not in self._held]
-        for transport, some in self._by_transport(missing):
-            memories = transport.read([_span(ref) for ref in some], self.timeout_seconds)
-            for ref, memory in zip(some, memories, strict=True):
-                self._held[ref.address] = memory
-            self._bytes_out[transport.name] += sum(ref.bytes for ref in some)
+    def _fetch(self, refs: Iterable[EmbeddingRef]) -> None:
+        missing = [self._reach(ref) for ref in refs if ref.address not in self._held]
+        for transport, spans in _by_transport(missing):
+            memories = transport.read(spans, self.timeout_seconds)
+            for held, memory in zip((h for h in missing if h.transport is transport), memories, strict=True):
+                held.memory = memory
+                self._held[held.span.address] = held
+                self._bytes_out[transport.name] += held.payload_bytes
 
-    def _by_transport(self, refs: Iterable[EmbeddingRef]) -> Iterator[tuple[Transport, list[EmbeddingRef]]]:
-        """References grouped by how their owners are reached, each group in their order."""
-        groups: dict[str, tuple[Transport, list[EmbeddingRef]]] = {}
-        for ref in refs:
-            transport = self._reach(ref)
-            groups.setdefault(transport.name, (transport, []))[1].append(ref)
-        yield from groups.values()
-
-    def _reach(self, ref: EmbeddingRef) -> Transport:
+    def _reach(self, ref: EmbeddingRef) -> _Held:
+        """How a block is reached; it must lie in a segment that is attached."""
         owner, start, num_bytes = owner_of(ref.address), offset_of(ref.address) - HEADER_BYTES, block_bytes(ref.bytes)
         chosen = self._chosen.get(owner)
         if chosen is None:
@@ -250,19 +256,19 @@ class PoolClient:
             raise BlockError(
                 f"{_where(ref)}: {num_bytes} bytes from {start} are outside the segment of {segment_bytes} bytes"
             )
-        return transport
+        return _Held(transport, Span(ref.address, num_bytes), ref.bytes)
 
-    def _checked(self, ref: EmbeddingRef) -> memoryview:
-        """The held bytes of a block that must have features; what fails the check is not held any longer."""
-        memory = self._held[ref.address][: block_bytes(ref.bytes)]
+    def _checked(self, ref: EmbeddingRef) -> _Held:
+        """A held block that must have features; what fails the check is not held any longer."""
+        held = self._held[ref.address]
         try:
-            check_block(memory, _expected(ref, BlockState.FEATURES), _where(ref))
+            _check(held.memory, ref, BlockState.FEATURES)
         except BlockError:
             if ref.address not in self._changed:
                 del self._held[ref.address]
-                self._reach(ref).release([_span(ref)])
+                held.transport.release([held.span])
             raise
-        return memory
+        return held
 
     def _own(self, address: Address, num_bytes: int) -> memoryview:
         assert self._segment is not None, "this process has no segment"
@@ -275,17 +281,48 @@ class PoolClient:
             header = header._replace(checksum=checksum_of(payload))
         write_header(memory, header)
 
-    @contextmanager
-    def _timed(self) -> Iterator[None]:
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self._seconds += time.perf_counter() - start
+
+class _Timer:
+    """Adds up the seconds spent in a `with` of it."""
+
+    __slots__ = ("_start", "seconds")
+
+    def __init__(self) -> None:
+        self.seconds = self._start = 0.0
+
+    def __enter__(self) -> None:
+        self._start = time.perf_counter()
+
+    def __exit__(self, *raised: object) -> None:
+        self.seconds += time.perf_counter() - self._start
 
 
-def _span(ref: EmbeddingRef) -> Span:
-    return Span(ref.address, block_bytes(ref.bytes))
+@dataclass(slots=True)
+class _Held:
+    """A block that this process reads: how it came, what it is, and its header and payload."""
+
+    transport: Transport
+    span: Span
+    payload_bytes: int
+    memory: memoryview = _NOTHING
+
+
+def _by_transport(blocks: Iterable[_Held]) -> list[tuple[Transport, list[Span]]]:
+    """Spans grouped by how their owners are reached, each group in their order."""
+    groups: dict[str, tuple[Transport, list[Span]]] = {}
+    for held in blocks:
+        name = held.transport.name
+        if name not in groups:
+            groups[name] = (held.transport, [])
+        groups[name][1].append(held.span)
+    return list(groups.values())
+
+
+def _check(memory: memoryview, ref: EmbeddingRef, state: BlockState) -> None:
+    """`BlockError` unless the block is what its reference says."""
+    expected = _expected(ref, state)
+    if not agrees(memory, expected):
+        check_block(memory, expected, _where(ref))
 
 
 def _where(ref: EmbeddingRef) -> str:

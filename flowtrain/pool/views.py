@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from math import prod
 
 import torch
@@ -19,7 +20,7 @@ def views(memory: memoryview, specs: Sequence[TensorSpec], payload_bytes: int) -
     """
     tensors = []
     for spec in specs:
-        dtype, count = dtype_of(spec), prod(spec.shape)
+        dtype, count = _dtype(spec.dtype), prod(spec.shape)
         assert spec.offset + count * dtype.itemsize <= payload_bytes, (
             f"{spec} ends past its payload of {payload_bytes} bytes"
         )
@@ -27,20 +28,32 @@ def views(memory: memoryview, specs: Sequence[TensorSpec], payload_bytes: int) -
             tensors.append(torch.empty(spec.shape, dtype=dtype))
             continue
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=HEADER_BYTES + spec.offset)
-        tensors.append(flat.view(spec.shape))
+        tensors.append(flat if len(spec.shape) == 1 else flat.view(spec.shape))
     return tensors
 
 
 def copy_into(
-    memory: memoryview, specs: Sequence[TensorSpec], payload_bytes: int, tensors: Sequence[torch.Tensor], what: str
+    memory: memoryview,
+    specs: Sequence[TensorSpec],
+    payload_bytes: int,
+    tensors: Sequence[torch.Tensor],
+    what: str,
+    position: int,
 ) -> None:
     """Copy tensors over the block's payload, cast to the dtype of their spec."""
     for view, tensor, spec in zip(views(memory, specs, payload_bytes), tensors, specs, strict=True):
-        assert tensor.shape == view.shape, f"{what} have shape {tuple(tensor.shape)}, expected {spec.shape}"
-        view.copy_(tensor.detach())
+        assert tensor.shape == view.shape, (
+            f"{what} of position {position} have shape {tuple(tensor.shape)}, expected {spec.shape}"
+        )
+        view.copy_(tensor.detach() if tensor.requires_grad else tensor)
+
+
+@cache
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    assert isinstance(dtype, torch.dtype), f"{name!r} is no dtype of torch"
+    return dtype
 
 
 def dtype_of(spec: TensorSpec) -> torch.dtype:
-    dtype = getattr(torch, spec.dtype, None)
-    assert isinstance(dtype, torch.dtype), f"{spec.dtype!r} is no dtype of torch"
-    return dtype
+    return _dtype(spec.dtype)

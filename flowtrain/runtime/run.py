@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings, pool_room
+from flowtrain.allocator.limits import limit_warnings, process_limits, raise_open_files
 from flowtrain.allocator.spare import spare_ranks, with_producers
 from flowtrain.config.schema import Config
 from flowtrain.data.sources import Source, open_source
@@ -119,6 +120,8 @@ def execute(
         plan = make_plan(config, shape, inventory, [node.room for node in cluster.nodes] if cluster else None)
         if state and config.allocation.replan == "auto":
             plan = with_producers(plan, state["producers"])
+        limits = process_limits()
+        raise_open_files(plan, limits)
         inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state, log)
         schedule = _schedule(inputs)
         total = schedule.total_steps
@@ -130,7 +133,7 @@ def execute(
         try:
             if state and (note := horizon_note(config.train, state["step"], state["total_steps"], total)):
                 ledger.line(note)
-            for warning in plan_warnings(config, plan, inventory):
+            for warning in (*plan_warnings(config, plan, inventory), *limit_warnings(plan, limits)):
                 ledger.line(f"warning: {warning}")
             if log is not None and log.plan_differs(inputs.first_step + 1, plan_to_dict(plan)):
                 ledger.line(

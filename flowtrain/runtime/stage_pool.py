@@ -12,9 +12,13 @@ The reader chooses for each owner (`flowtrain.pool.transport.choice`).
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 from flowtrain.config.schema import Config
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.private import make_segment
+from flowtrain.pool.registry import Entry, register, run_name, start_of
 from flowtrain.pool.segment import OwnSegment
 from flowtrain.pool.transport import Transport, make_transports
 from flowtrain.pool.transport.nixl_agent import why_missing
@@ -53,4 +57,24 @@ def make_pool(
             transports[name] = RayTransport(segment, endpoint)
         else:
             transports |= make_transports([name], segment)
-    return PoolClient(segment, transports, timeout_seconds=config.run.timeout_seconds), segment
+    entry = register(_entry(spec, segment)) if segment is not None else None
+    timeout_seconds = config.run.timeout_seconds
+    return PoolClient(segment, transports, timeout_seconds=timeout_seconds, registration=entry), segment
+
+
+def _entry(spec: StageSpec, segment: OwnSegment) -> Entry:
+    """How this process and its segment show in `flowtrain pool ls`."""
+    run_dir, handle, started = Path(spec.run_dir), segment.handle(), start_of(os.getpid())
+    assert started is not None, "a running process has started"
+    return Entry(
+        run=run_name(run_dir, os.getppid()),
+        run_dir=str(run_dir),
+        role=f"{spec.rank_plan.role.value} {spec.rank_plan.rank}",
+        owner=handle.owner,
+        pid=handle.pid,
+        started=started,
+        host=handle.host,
+        bytes=handle.bytes,
+        fd=handle.fd,
+        inode=handle.inode,
+    )

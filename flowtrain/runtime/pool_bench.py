@@ -1,0 +1,152 @@
+"""The pool beside Ray's object store, between two actors: on this machine, and between any two nodes of a cluster.
+
+actor A                                actor B
+  put ─▶ reference ── a message ──▶      get               timed: put and get, not the message
+  ray.put ─▶ ObjectRef ── a message ─▶   ray.get           the same bytes, alternately, best of the rounds
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from typing import Any
+
+import numpy as np
+import ray
+import torch
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from flowtrain.pool.block import block_bytes
+from flowtrain.pool.client import PoolClient
+from flowtrain.pool.measure import MIB, ROUNDS
+from flowtrain.pool.segment import Segment, SegmentHandle
+from flowtrain.pool.transport import TRANSPORTS, make_transports
+from flowtrain.pool.transport.nixl_agent import why_missing
+from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
+
+NUM_BLOCKS = 4
+CALL_SECONDS = 60.0
+OBJECT_STORE_BYTES = 512 * MIB
+
+
+class PoolSide:
+    """One end of a pair. Blocks of one size go round its segment; `transport` is the only one it has."""
+
+    def __init__(self, owner: int, payload_bytes: int, transport: str) -> None:
+        self.payload_bytes = payload_bytes
+        self.specs = (TensorSpec(0, (payload_bytes,), "uint8"),)
+        segment = Segment.create(owner, NUM_BLOCKS * block_bytes(payload_bytes), "flowtrain-pool-bench")
+        self.pool = PoolClient(segment, make_transports([transport], segment), timeout_seconds=CALL_SECONDS)
+        self.source = np.random.default_rng(owner).integers(0, 256, payload_bytes, dtype=np.uint8)
+        self.tensor = torch.from_numpy(self.source)
+        self.live: list[Address] = []
+        torch.set_num_threads(1)
+
+    def handle(self) -> SegmentHandle | None:
+        return self.pool.handle()
+
+    def attach(self, handle: SegmentHandle) -> None:
+        self.pool.attach({handle.owner: handle})
+
+    def put(self, position: int) -> tuple[EmbeddingRef, float]:
+        start = time.perf_counter()
+        if len(self.live) == NUM_BLOCKS:
+            self.pool.free((self.live.pop(0),))
+        address = self.pool.put(position, 0, self.specs, self.payload_bytes, (self.tensor,))
+        seconds = time.perf_counter() - start
+        self.live.append(address)
+        unit = UnitId(Phase.TRAIN, 1, 0, 0, position)
+        return EmbeddingRef(position, unit, address, self.payload_bytes, self.specs, (), 0), seconds
+
+    def get(self, ref: EmbeddingRef) -> tuple[int, float]:
+        """The sum of a few bytes, so that what arrived can be compared; seconds."""
+        start = time.perf_counter()
+        (tensor,) = self.pool.get(ref)
+        seconds = time.perf_counter() - start
+        told = int(tensor[:: MIB // 4].sum())
+        self.pool.release((ref,))
+        return told, seconds
+
+    def ray_put(self) -> tuple[list[Any], float]:
+        start = time.perf_counter()
+        ref = ray.put(self.source)
+        return [ref], time.perf_counter() - start
+
+    def ray_get(self, refs: list[Any]) -> tuple[int, float]:
+        start = time.perf_counter()
+        array = ray.get(refs[0], timeout=CALL_SECONDS)
+        seconds = time.perf_counter() - start
+        return int(array[:: MIB // 4].sum(dtype=np.int64)), seconds
+
+    def told(self) -> int:
+        return int(self.source[:: MIB // 4].sum(dtype=np.int64))
+
+
+def pair_seconds(
+    nodes: tuple[str, str], transport: str, payload_bytes: int, rounds: int = ROUNDS
+) -> tuple[float, float]:
+    """Best put + get between two nodes: by the pool over this transport, and by Ray's object store."""
+    actor = ray.remote(num_cpus=0)(PoolSide)
+    places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
+    sides = [
+        actor.options(scheduling_strategy=place).remote(owner, payload_bytes, transport)
+        for owner, place in enumerate(places)
+    ]
+    owner, reader = sides
+    try:
+        _call(reader.attach.remote(_call(owner.handle.remote())))
+        expected = _call(owner.told.remote())
+        best_pool = best_ray = float("inf")
+        for position in range(rounds + 2):  # two to warm up
+            ref, put_seconds = _call(owner.put.remote(position))
+            told, get_seconds = _call(reader.get.remote(ref))
+            assert told == expected, "the pool brought other bytes"
+            refs, ray_put_seconds = _call(owner.ray_put.remote())
+            told, ray_get_seconds = _call(reader.ray_get.remote(refs))
+            assert told == expected, "Ray brought other bytes"
+            del refs
+            if position >= 2:
+                best_pool = min(best_pool, put_seconds + get_seconds)
+                best_ray = min(best_ray, ray_put_seconds + ray_get_seconds)
+        return best_pool, best_ray
+    finally:
+        for side in sides:
+            ray.kill(side)
+
+
+def ray_rows(address: str | None, payload_bytes: int = 16 * MIB) -> list[dict[str, Any]]:
+    """Figures within this machine and, on a cluster, between every two of its nodes.
+
+    `address`: a running cluster; None: a local one, ended again.
+    """
+    ours = not ray.is_initialized()
+    if ours:
+        local: dict[str, Any] = {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
+        ray.init(address=address or "local", log_to_driver=False, **({} if address else local))
+    try:
+        here = ray.get_runtime_context().get_node_id()
+        nodes = [here, *(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here)]
+        rows = _rows(f"{payload_bytes // MIB} MiB on one machine", (here, here), "shm", payload_bytes)
+        for first, second in itertools.combinations(range(len(nodes)), 2):
+            for transport in sorted(TRANSPORTS.keys() - {"local", "shm"}):
+                if transport == "nixl" and why_missing():
+                    continue
+                what = f"{payload_bytes // MIB} MiB, node {first} to {second}, {transport}"
+                rows += _rows(what, (nodes[first], nodes[second]), transport, payload_bytes)
+        return rows
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def _rows(what: str, nodes: tuple[str, str], transport: str, payload_bytes: int) -> list[dict[str, Any]]:
+    pool, store = pair_seconds(nodes, transport, payload_bytes)
+    return [
+        {"figure": f"put + get, {what}", "value": payload_bytes / pool / 1e9, "unit": "GB/s"},
+        {"figure": f"ray.put + ray.get, {what}", "value": payload_bytes / store / 1e9, "unit": "GB/s"},
+        {"figure": f"pool over Ray, {what}", "value": store / pool, "unit": "x"},
+    ]
+
+
+def _call(ref: Any) -> Any:
+    return ray.get(ref, timeout=CALL_SECONDS)
