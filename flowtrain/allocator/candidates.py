@@ -27,11 +27,21 @@ import numpy as np
 
 from flowtrain.allocator.hardware import NodePool
 from flowtrain.allocator.load import RECOMPUTE, CandidateTable, Integers, ModuleLoad
+from flowtrain.plan import Layout
 from flowtrain.types import Role
 
 VIRTUAL_STAGES = (1, 2, 4)
 BLOCK_ROWS = 8192
 """What stays in a core's cache while formulas run over it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What is decided already for a role: layout, threads of a process, the most copies."""
+
+    layout: Layout | None = None
+    threads: int | None = None
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +57,11 @@ class Scope:
     replicas_only: bool = False
     devices: int | None = None
     coarse: bool = False
+    producers: Side = Side()
+    consumers: Side = Side()
+
+    def side(self, role: Role) -> Side:
+        return self.producers if role is Role.PRODUCER else self.consumers
 
 
 WHOLE = Scope()
@@ -98,22 +113,30 @@ def candidate_blocks(
     scope: Scope = WHOLE,
 ) -> Iterator[CandidateTable]:
     """All candidates by the rules above, in blocks of one model layout: columns that do not vary have one row."""
-    replicas_only, devices = scope.replicas_only, scope.devices
+    replicas_only, devices, side = scope.replicas_only, scope.devices, scope.side(load.role)
+    layout = side.layout
     holding = sorted((size for size in pack_tokens if size >= load.longest_tokens), reverse=True)
     recomputes = range(len(RECOMPUTE)) if load.needs_backward and not replicas_only else range(1)
-    for tp, cp, pp, threads in _models(load, pool, replicas_only):
+    for tp, cp, pp, threads in _models(load, pool, replicas_only, side.threads):
         one = tp * cp * pp * threads
-        most = min((devices or pool.devices) // one, step_samples)
+        if layout is not None and (tp, cp, pp) != (layout.tp, layout.cp, layout.pp):
+            continue
+        most = min((devices or pool.devices) // one, step_samples, side.most or step_samples)
         if most < 1 or (devices is not None and (devices % one or devices // one > most)):
             continue
         replicas, shards = _shards(most, replicas_only)
-        if scope.coarse and most > COARSE:
+        if layout is not None:
+            given = (shards == layout.dp_shard) & (replicas == layout.dp_shard * layout.dp_replicate)
+            replicas, shards = replicas[given], shards[given]
+        elif scope.coarse and most > COARSE:
             some = np.isin(replicas, np.linspace(1, most, COARSE).astype(np.int64))
             replicas, shards = replicas[some], shards[some]
         if devices is not None:
             exact = replicas == devices // one
             replicas, shards = replicas[exact], shards[exact]
         for vpp, ep, size, recompute in product(_vpp(load, pp), _ep(load, replicas_only), holding, recomputes):
+            if layout is not None and ep != layout.ep:
+                continue
             divided = shards * cp % ep == 0
             r, f = (replicas // shards)[divided], shards[divided]
             fixed = (tp, cp, pp, vpp, ep, size, recompute, threads)
@@ -123,9 +146,11 @@ def candidate_blocks(
                 yield CandidateTable(r[piece], f[piece], *columns)
 
 
-def _models(load: ModuleLoad, pool: NodePool, replicas_only: bool) -> Iterator[tuple[int, int, int, int]]:
+def _models(
+    load: ModuleLoad, pool: NodePool, replicas_only: bool, given_threads: int | None
+) -> Iterator[tuple[int, int, int, int]]:
     """(tp, cp, pp, threads) of one copy of the module."""
-    for threads in thread_counts(pool):
+    for threads in [given_threads] if given_threads else thread_counts(pool):
         if replicas_only:
             yield 1, 1, 1, threads
             continue

@@ -36,50 +36,12 @@ TIE = 1e-9
 """Rates that differ by less are equal: then fewer devices decide."""
 ROUNDS = 100
 
+ANYWHERE = frozenset({"colocated", "disaggregated", "mixed"})
+
 Group = tuple[int, ...]
 Partition = tuple[Group, ...]
 Table = Mapping[tuple[int, int], Options]
 """(module, pool) → its options there."""
-
-
-@dataclass(frozen=True, slots=True)
-class Problem:
-    """Modules to place on a cluster; the backbone is the one consumer."""
-
-    loads: tuple[ModuleLoad, ...]
-    cluster: Cluster
-    job: Job
-    placements: frozenset[str] = frozenset({"colocated", "disaggregated", "mixed"})
-
-    def __post_init__(self) -> None:
-        assert sum(load.role is Role.CONSUMER for load in self.loads) == 1, "one backbone"
-
-    @property
-    def backbone(self) -> int:
-        return next(n for n, load in enumerate(self.loads) if load.role is Role.CONSUMER)
-
-    def partitions(self) -> list[Partition]:
-        """Every way to share devices that the placements allow, the backbone's group first."""
-        found = []
-        for groups in _partitions(list(range(len(self.loads)))):
-            ordered = sorted((tuple(group) for group in groups), key=lambda group: (self.backbone not in group, group))
-            if self.placement(tuple(ordered)) in self.placements:
-                found.append(tuple(ordered))
-        return found
-
-    def keep(self, module: int) -> Keep:
-        """What counts of a module's options besides speed."""
-        shared = any(module in group and len(group) > 1 for partition in self.partitions() for group in partition)
-        elsewhere = any(
-            self.loads[m].trains for partition in self.partitions() for group in partition[1:] for m in group
-        )
-        packs = module == self.backbone and elsewhere
-        return Keep(packs, shared, joint=packs and shared and len(self.loads) > 2)
-
-    def placement(self, partition: Partition) -> str:
-        if len(partition) == 1:
-            return "colocated"
-        return "disaggregated" if len(partition) == len(self.loads) else "mixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,6 +71,88 @@ class Solution:
     allowed_seconds: tuple[float, ...]
     fill_seconds: float
     choices: tuple[Choice, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """Modules to place on a cluster; the backbone is the one consumer.
+
+    `synchronous`: encoders that do not train wait for the step as well, as if they did.
+    """
+
+    loads: tuple[ModuleLoad, ...]
+    cluster: Cluster
+    job: Job
+    placements: frozenset[str] = ANYWHERE
+    synchronous: bool = False
+
+    def __post_init__(self) -> None:
+        assert sum(load.role is Role.CONSUMER for load in self.loads) == 1, "one backbone"
+
+    @property
+    def backbone(self) -> int:
+        return next(n for n, load in enumerate(self.loads) if load.role is Role.CONSUMER)
+
+    def partitions(self) -> list[Partition]:
+        """Every way to share devices that the placements allow, the backbone's group first."""
+        found = []
+        for groups in _partitions(list(range(len(self.loads)))):
+            ordered = sorted((tuple(group) for group in groups), key=lambda group: (self.backbone not in group, group))
+            if self.placement(tuple(ordered)) in self.placements:
+                found.append(tuple(ordered))
+        return found
+
+    def moved_bytes(self, group: Group) -> float:
+        """Bytes a sample that a group sends or gets through the pool: those of its encoders, or of all elsewhere."""
+        encoders = [m for m in range(len(self.loads)) if m != self.backbone]
+        crossing = [m for m in encoders if m not in group] if self.backbone in group else group
+        return sum(self.loads[m].pool_bytes * (1 + self.loads[m].gradient_returns) for m in crossing)
+
+    def plan(
+        self,
+        partition: Partition,
+        pools: tuple[int, ...],
+        seconds: tuple[float, ...],
+        choices: Sequence[Choice],
+        allowed: tuple[float, ...] | None = None,
+    ) -> Solution:
+        """The plan of these choices, its rate by the formulas above; the backbone's group is the first."""
+        packs = next(choice.packs for choice in choices if choice.load.role is Role.CONSUMER)
+        slowed = [s * (1.0 + self.job.headroom) for s in seconds]
+        waiting = [slowed[g] for g in range(1, len(partition)) if self.waits(partition[g])]
+        others = [slowed[g] for g in range(1, len(partition)) if not self.waits(partition[g])]
+        slowest = max(waiting, default=0.0)
+        fill = slowest / packs
+        devices = tuple(
+            next(choice.candidate.devices for choice in choices if choice.group == g) for g in range(len(partition))
+        )
+        return Solution(
+            rate=1.0 / max(max(slowest, seconds[0]) + fill, *others, 0.0),
+            devices=sum(devices),
+            partition=partition,
+            pools=pools,
+            group_devices=devices,
+            group_seconds=seconds,
+            allowed_seconds=allowed or seconds,
+            fill_seconds=fill,
+            choices=tuple(sorted(choices, key=lambda choice: self.loads.index(choice.load))),
+        )
+
+    def keep(self, module: int) -> Keep:
+        """What counts of a module's options besides speed."""
+        shared = any(module in group and len(group) > 1 for partition in self.partitions() for group in partition)
+        elsewhere = any(self.waits(group) for partition in self.partitions() for group in partition[1:])
+        packs = module == self.backbone and elsewhere
+        return Keep(packs, shared, joint=packs and shared and len(self.loads) > 2)
+
+    def waits(self, group: Group) -> bool:
+        """Whether a step waits for this group of encoders to fill and drain."""
+        return any(self.synchronous or self.loads[m].trains for m in group)
+
+    def placement(self, partition: Partition) -> str:
+        if len(partition) == 1:
+            return "colocated"
+        return "disaggregated" if len(partition) == len(self.loads) else "mixed"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -211,20 +255,18 @@ def solve(problem: Problem, table: Table) -> Solution | None:
 
 def _cases(problem: Problem, table: Table) -> Iterator[_Case]:
     """Partitions with fewer groups first, all choices of pools."""
-    loads, cluster, job = problem.loads, problem.cluster, problem.job
+    cluster, job = problem.cluster, problem.job
     budgets = tuple(pool.devices for pool in cluster)
     fronts: dict[tuple[Group, int, bool, float], Front] = {}
     for partition in problem.partitions():
-        outside = [sum(loads[m].pool_bytes * (1 + loads[m].gradient_returns) for m in group) for group in partition]
-        outside[0] = sum(outside[1:])
-        trains = tuple(any(loads[m].trains for m in group) for group in partition)
+        trains = tuple(problem.waits(group) for group in partition)
         waits = any(trains[1:])
         for pools in product(range(len(cluster)), repeat=len(partition)):
             chosen = []
             for g, (group, pool) in enumerate(zip(partition, pools, strict=True)):
                 keep_packs = waits and g == 0
                 node = cluster[pool].node
-                moved = outside[g] / (node.network_bandwidth * node.efficiency.link) if len(partition) > 1 else 0.0
+                moved = problem.moved_bytes(group) / (node.network_bandwidth * node.efficiency.link)
                 key = (group, pool, keep_packs, moved)
                 if key not in fronts:
                     members = [table[m, pool] for m in group]
@@ -245,9 +287,7 @@ def _solution(problem: Problem, table: Table, case: _Case, point: int, bound: fl
     rows = [point, *map(int, found)]
     seconds = tuple(float(front.seconds[row]) for front, row in zip(case.fronts, rows, strict=True))
     waiting = [seconds[g] * (1.0 + case.headroom) for g in case.groups(trains=True)]
-    floor = max((seconds[g] * (1.0 + case.headroom) for g in case.groups(trains=False)), default=0.0)
-    slowest = max(waiting, default=0.0)
-    fill = slowest / int(case.fronts[0].packs[point]) if waiting else 0.0
+    fill = max(waiting, default=0.0) / int(case.fronts[0].packs[point])
     # Slower candidates may replace those of groups that nothing waits for, and the backbone's within what is left.
     allowed_here = [allowed - fill, *(seconds[g] if case.trains[g] else limit_of(g) for g in range(1, len(rows)))]
     choices = []
@@ -265,19 +305,7 @@ def _solution(problem: Problem, table: Table, case: _Case, point: int, bound: fl
                     float(kept.memory_bytes[at]),
                 )
             )
-    choices.sort(key=lambda choice: problem.loads.index(choice.load))
-    devices = tuple(int(front.devices[row]) for front, row in zip(case.fronts, rows, strict=True))
-    return Solution(
-        rate=1.0 / max(max(slowest, seconds[0]) + fill, floor),
-        devices=sum(devices),
-        partition=case.partition,
-        pools=case.pools,
-        group_devices=devices,
-        group_seconds=seconds,
-        allowed_seconds=tuple(allowed_here),
-        fill_seconds=fill,
-        choices=tuple(choices),
-    )
+    return problem.plan(case.partition, case.pools, seconds, choices, tuple(allowed_here))
 
 
 def _partitions(items: Sequence[int]) -> Iterator[list[list[int]]]:

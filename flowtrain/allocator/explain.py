@@ -1,0 +1,179 @@
+"""Why this plan: what binds it, which neighbours it beats, what would change it (pure).
+
+    problem ─▶ plan ─┬─▶ neighbours   the best plan that differs in one thing, and what it loses
+                     ├─▶ levers       what one more node, more memory or a faster network would gain
+                     └─▶ sensitivity  other data, one node less
+
+Levers and sensitivity of a large cluster come from coarse looks, each compared with a coarse look at the problem itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from flowtrain.allocator.candidates import Scope
+from flowtrain.allocator.hardware import NodePool
+from flowtrain.allocator.options import MemoryModel, Options
+from flowtrain.allocator.search import LARGE, tables
+from flowtrain.allocator.solve import ANYWHERE, Problem, Solution, solve
+
+NEIGHBOUR_BOUND = 1.5
+"""A neighbour that is slower by more than this factor is not looked for."""
+NUM_NEIGHBOURS = 3
+SIGNIFICANT_PERCENT = 0.5
+
+Change = Callable[[Problem], Problem]
+
+
+@dataclass(frozen=True, slots=True)
+class Neighbour:
+    """A plan that differs in one thing, and how much of the rate it loses."""
+
+    what: str
+    rate: float
+    loss_percent: float
+    solution: Solution
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What a change of the problem does to the best rate; None: nothing fits any more."""
+
+    what: str
+    gain_percent: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    binding: str
+    neighbours: tuple[Neighbour, ...]
+    levers: tuple[Effect, ...]
+    sensitivity: tuple[Effect, ...]
+
+
+def explain(
+    problem: Problem, memory: MemoryModel, found: Solution, scope: Scope, other_data: dict[str, Problem]
+) -> Explanation:
+    """`other_data`: the same problem with other samples, by what is different."""
+    large = max(pool.devices for pool in problem.cluster) > LARGE
+    here = replace(scope, coarse=True) if large else scope
+    base = _rate(problem, memory, here)
+    levers = tuple(_effect(what, change(problem), memory, here, base) for what, change in LEVERS.items())
+    sensitivity = [_effect(what, other, memory, here, base) for what, other in other_data.items()]
+    less = _one_node_less(problem)
+    sensitivity.append(_effect("one node less", less, memory, here, base) if less else Effect("one node less", None))
+    return Explanation(
+        binding=_binding(problem, found, levers),
+        neighbours=tuple(_neighbours(problem, memory, found, scope)),
+        levers=levers,
+        sensitivity=tuple(sensitivity),
+    )
+
+
+def _more_nodes(problem: Problem) -> Problem:
+    return replace(problem, cluster=tuple(replace(p, num_nodes=p.num_nodes + 1) for p in problem.cluster))
+
+
+def _nodes(**factors: float) -> Change:
+    def change(problem: Problem) -> Problem:
+        def faster(pool: NodePool) -> NodePool:
+            figures = {name: getattr(pool.node, name) * factor for name, factor in factors.items()}
+            return replace(pool, node=replace(pool.node, **figures))
+
+        return replace(problem, cluster=tuple(map(faster, problem.cluster)))
+
+    return change
+
+
+LEVERS: dict[str, Change] = {
+    "one more node": _more_nodes,
+    "a quarter more device memory": _nodes(memory_bytes=1.25),
+    "twice the network": _nodes(network_bandwidth=2.0),
+    "twice the samples of a step": lambda problem: replace(
+        problem, job=replace(problem.job, step_samples=2 * problem.job.step_samples)
+    ),
+}
+"""What a user may change → the problem then."""
+
+
+def _one_node_less(problem: Problem) -> Problem | None:
+    """Without one node of the most numerous kind."""
+    most = max(range(len(problem.cluster)), key=lambda n: problem.cluster[n].num_nodes)
+    pools = list(problem.cluster)
+    if pools[most].num_nodes > 1:
+        pools[most] = replace(pools[most], num_nodes=pools[most].num_nodes - 1)
+    elif len(pools) > 1:
+        del pools[most]
+    else:
+        return None
+    return replace(problem, cluster=tuple(pools))
+
+
+def _rate(problem: Problem, memory: MemoryModel, scope: Scope) -> float | None:
+    found = solve(problem, tables(problem, memory, scope))
+    return None if found is None else found.rate
+
+
+def _effect(what: str, problem: Problem, memory: MemoryModel, scope: Scope, base: float | None) -> Effect:
+    rate = _rate(problem, memory, scope)
+    return Effect(what, None if rate is None or base is None else 100.0 * (rate / base - 1.0))
+
+
+def _binding(problem: Problem, found: Solution, levers: tuple[Effect, ...]) -> str:
+    """The slowest group, and the lever that moves the rate most."""
+    slowed = [s * (1.0 + (problem.job.headroom if g else 0.0)) for g, s in enumerate(found.group_seconds)]
+    slowest = max(range(len(slowed)), key=lambda g: slowed[g])
+    names = " and ".join(choice.load.name for choice in found.choices if choice.group == slowest)
+    gains = [effect for effect in levers if effect.gain_percent is not None]
+    best = max(gains, key=lambda effect: effect.gain_percent or 0.0, default=None)
+    if best is None or (best.gain_percent or 0.0) < SIGNIFICANT_PERCENT:
+        return f"the {names} sets the rate; more nodes, memory, network or samples a step would not help"
+    return f"the {names} sets the rate; {best.what} helps most ({best.gain_percent:+.1f} %)"
+
+
+def _neighbours(problem: Problem, memory: MemoryModel, found: Solution, scope: Scope) -> Iterator[Neighbour]:
+    """The best few plans that differ in one thing."""
+    whole = replace(problem, placements=ANYWHERE) if problem.placements == ANYWHERE else problem
+    table = tables(whole, memory, scope, NEIGHBOUR_BOUND / found.rate)
+    seen = {_layouts(found)}
+    candidates = []
+    for what, other, rows in _variants(problem, found, table):
+        solution = solve(other, rows)
+        if solution is not None and _layouts(solution) not in seen:
+            seen.add(_layouts(solution))
+            loss = 100.0 * (1.0 - solution.rate / found.rate)
+            candidates.append(Neighbour(what, solution.rate, loss, solution))
+    yield from sorted(candidates, key=lambda neighbour: -neighbour.rate)[:NUM_NEIGHBOURS]
+
+
+def _layouts(found: Solution) -> tuple[object, ...]:
+    return (found.partition, found.pools, tuple(choice.candidate for choice in found.choices))
+
+
+def _variants(
+    problem: Problem, found: Solution, table: dict[tuple[int, int], Options]
+) -> Iterator[tuple[str, Problem, dict[tuple[int, int], Options]]]:
+    placement = problem.placement(found.partition)
+    for other in sorted(problem.placements - {placement}):
+        yield f"{other} instead of {placement}", replace(problem, placements=frozenset({other})), table
+    same = replace(problem, placements=frozenset({placement}))
+    for choice in found.choices:
+        m, c = problem.loads.index(choice.load), choice.candidate
+
+        def only(keep: Callable[[Options], npt.NDArray[np.bool_]], m: int = m) -> dict[tuple[int, int], Options]:
+            return {key: options.take(keep(options)) if key[0] == m else options for key, options in table.items()}
+
+        name = choice.load.name
+        yield f"{name} on fewer devices", same, only(lambda o, c=c: o.devices < c.devices)
+        yield f"{name} on more devices", same, only(lambda o, c=c: o.devices > c.devices)
+        if (options := table[m, choice.pool]) and len(np.unique(options.table.tp * options.table.pp)) > 1:
+            cut = c.tp * c.cp * c.pp
+            yield (
+                f"{name} cut otherwise than t{c.tp}c{c.cp}p{c.pp}",
+                same,
+                only(lambda o, cut=cut: o.table.tp * o.table.cp * o.table.pp != cut),
+            )
