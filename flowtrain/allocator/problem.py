@@ -1,0 +1,93 @@
+"""From a model, its data and a step to the problem that the search solves (pure).
+
+| from | what |
+|---|---|
+| shape, data, frozen modules | loads of the modules |
+| config, or what a command line says | step, packs, dtype |
+| `other_data` | the same with more or fewer images, and longer: for the sensitivity of a plan |
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from flowtrain.allocator.hardware import Cluster
+from flowtrain.allocator.loads import loads_of
+from flowtrain.allocator.solve import ANYWHERE, Problem
+from flowtrain.allocator.stats import DataStats
+from flowtrain.allocator.throughput import Job
+from flowtrain.config.schema import Config
+from flowtrain.shapes import ModelShape
+from flowtrain.types import Module
+
+PACKS_PER_DEVICE = 8
+"""Of a step whose size nobody gave."""
+DEFAULT_PACK_TOKENS = (8192, 16384)
+UNIT_SAMPLES = 4
+"""An encode unit is made for so many samples of mean size where a model folder alone is planned for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a plan is asked for."""
+
+    shape: ModelShape
+    stats: DataStats
+    frozen: frozenset[Module]
+    cluster: Cluster
+    dtype: str = "bfloat16"
+    step_samples: int | None = None
+    pack_tokens: tuple[int, ...] = DEFAULT_PACK_TOKENS
+    unit_patches: int | None = None
+    placements: frozenset[str] = ANYWHERE
+
+    def problem(self, stats: DataStats | None = None) -> Problem:
+        """Rows longer than a pack are left out, as a run leaves them out."""
+        stats = stats or self.stats
+        stats = stats.within(max(self.pack_tokens))
+        loads = loads_of(self.shape, stats, self.frozen, self.dtype)
+        encoders = loads[:-1]
+        longest = max((load.longest_tokens for load in encoders), default=1)
+        mean = max((load.tokens for load in encoders), default=1.0)
+        # A sample that is larger than a unit goes alone.
+        unit = max(self.unit_patches or int(UNIT_SAMPLES * mean), longest)
+        devices = sum(pool.devices for pool in self.cluster)
+        step = self.step_samples or max(
+            256, round(PACKS_PER_DEVICE * devices * min(self.pack_tokens) / max(1.0, loads[-1].tokens))
+        )
+        job = Job(step_samples=step, dtype=self.dtype, pack_tokens=self.pack_tokens, unit_patches=(unit,))
+        return Problem(loads, self.cluster, job, self.placements)
+
+    def other_data(self) -> dict[str, Problem]:
+        """The problem with other samples, the step being of as many samples as before."""
+        step = self.problem().job.step_samples
+        same = replace(self, step_samples=step)
+        longer = replace(same, pack_tokens=tuple(2 * size for size in self.pack_tokens))
+        return {
+            "half as many images": same.problem(self.stats.scaled(images=0.5)),
+            "half as many again": same.problem(self.stats.scaled(images=1.5)),
+            "twice the length": longer.problem(self.stats.scaled(length=2.0)),
+        }
+
+
+def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cluster) -> Question:
+    """What a config asks for; a step given in packs has as many samples as those hold on one device each."""
+    step = config.train.step.samples
+    if step is None:
+        assert config.train.step.packs is not None
+        devices = sum(pool.devices for pool in cluster)
+        mean = float(stats.within(config.packing.max_tokens).lengths.mean())
+        step = max(1, round(config.train.step.packs * devices * config.packing.max_tokens / mean))
+    placement = config.allocation.placement
+    chosen = ANYWHERE if placement == "auto" else frozenset({config.placement})
+    return Question(
+        shape=shape,
+        stats=stats,
+        frozen=config.frozen,
+        cluster=cluster,
+        dtype=config.model.dtype,
+        step_samples=step,
+        pack_tokens=(config.packing.max_tokens,),
+        unit_patches=config.producers.max_unit_patches,
+        placements=chosen,
+    )
