@@ -112,7 +112,39 @@ def candidate_blocks(
     pack_tokens: Sequence[int],
     scope: Scope = WHOLE,
 ) -> Iterator[CandidateTable]:
-    """All candidates by the rules above, in blocks of one model layout: columns that do not vary have one row."""
+    """All candidates by the rules above, in blocks of about `BLOCK_ROWS`; a large block is of one model layout, and its
+    columns that do not vary have one row."""
+    pending: list[_Piece] = []
+    for piece in _pieces(load, pool, step_samples, pack_tokens, scope):
+        replicas, shards, fixed = piece
+        if len(shards) < BLOCK_ROWS // 4:
+            pending.append(piece)
+            if sum(len(piece[1]) for piece in pending) >= BLOCK_ROWS:
+                yield _joined(pending)
+                pending = []
+            continue
+        columns = [np.array([value], dtype=np.int64) for value in fixed]
+        for start in range(0, len(shards), BLOCK_ROWS):
+            rows = slice(start, start + BLOCK_ROWS)
+            yield CandidateTable(replicas[rows], shards[rows], *columns)
+    if pending:
+        yield _joined(pending)
+
+
+_Piece = tuple[Integers, Integers, tuple[int, ...]]
+"""dp_replicate, dp_shard, and the other columns, which have one value."""
+
+
+def _joined(pieces: Sequence[_Piece]) -> CandidateTable:
+    counts = [len(shards) for _, shards, _ in pieces]
+    fixed = np.repeat(np.array([values for _, _, values in pieces], dtype=np.int64), counts, axis=0)
+    replicas, shards = (np.concatenate([piece[n] for piece in pieces]) for n in (0, 1))
+    return CandidateTable(replicas, shards, *(np.ascontiguousarray(column) for column in fixed.T))
+
+
+def _pieces(
+    load: ModuleLoad, pool: NodePool, step_samples: int, pack_tokens: Sequence[int], scope: Scope
+) -> Iterator[_Piece]:
     replicas_only, devices, side = scope.replicas_only, scope.devices, scope.side(load.role)
     layout = side.layout
     holding = sorted((size for size in pack_tokens if size >= load.longest_tokens), reverse=True)
@@ -125,25 +157,22 @@ def candidate_blocks(
         if most < 1 or (devices is not None and (devices % one or devices // one > most)):
             continue
         replicas, shards = _shards(most, replicas_only)
+        if devices is not None:
+            exact = replicas == devices // one
+            replicas, shards = replicas[exact], shards[exact]
         if layout is not None:
             given = (shards == layout.dp_shard) & (replicas == layout.dp_shard * layout.dp_replicate)
             replicas, shards = replicas[given], shards[given]
         elif scope.coarse and most > COARSE:
             some = np.isin(replicas, np.linspace(1, most, COARSE).astype(np.int64))
             replicas, shards = replicas[some], shards[some]
-        if devices is not None:
-            exact = replicas == devices // one
-            replicas, shards = replicas[exact], shards[exact]
-        for vpp, ep, size, recompute in product(_vpp(load, pp), _ep(load, replicas_only), holding, recomputes):
-            if layout is not None and ep != layout.ep:
-                continue
+        for ep in _ep(load, replicas_only):
             divided = shards * cp % ep == 0
+            if not divided.any() or (layout is not None and ep != layout.ep):
+                continue
             r, f = (replicas // shards)[divided], shards[divided]
-            fixed = (tp, cp, pp, vpp, ep, size, recompute, threads)
-            columns = [np.array([value], dtype=np.int64) for value in fixed]
-            for start in range(0, len(f), BLOCK_ROWS):
-                piece = slice(start, start + BLOCK_ROWS)
-                yield CandidateTable(r[piece], f[piece], *columns)
+            for vpp, size, recompute in product(_vpp(load, pp), holding, recomputes):
+                yield r, f, (tp, cp, pp, vpp, ep, size, recompute, threads)
 
 
 def _models(

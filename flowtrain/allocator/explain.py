@@ -4,7 +4,7 @@
                      ├─▶ levers       what one more node, more memory or a faster network would gain
                      └─▶ sensitivity  other data, one node less
 
-Levers and sensitivity of a large cluster come from coarse looks, each compared with a coarse look at the problem itself.
+Levers and sensitivity of a large cluster come from coarse looks, each compared with a coarse look at the problem.
 """
 
 from __future__ import annotations
@@ -12,14 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-
 from flowtrain.allocator.candidates import Scope
 from flowtrain.allocator.hardware import NodePool
 from flowtrain.allocator.options import MemoryModel, Options
 from flowtrain.allocator.search import LARGE, tables
-from flowtrain.allocator.solve import ANYWHERE, Problem, Solution, solve
+from flowtrain.allocator.solve import Problem, Solution, solve
 
 NEIGHBOUR_BOUND = 1.5
 """A neighbour that is slower by more than this factor is not looked for."""
@@ -137,8 +134,7 @@ def _binding(problem: Problem, found: Solution, levers: tuple[Effect, ...]) -> s
 
 def _neighbours(problem: Problem, memory: MemoryModel, found: Solution, scope: Scope) -> Iterator[Neighbour]:
     """The best few plans that differ in one thing."""
-    whole = replace(problem, placements=ANYWHERE) if problem.placements == ANYWHERE else problem
-    table = tables(whole, memory, scope, NEIGHBOUR_BOUND / found.rate)
+    table = tables(problem, memory, scope, NEIGHBOUR_BOUND / found.rate)
     seen = {_layouts(found)}
     candidates = []
     for what, other, rows in _variants(problem, found, table):
@@ -163,17 +159,12 @@ def _variants(
     same = replace(problem, placements=frozenset({placement}))
     for choice in found.choices:
         m, c = problem.loads.index(choice.load), choice.candidate
-
-        def only(keep: Callable[[Options], npt.NDArray[np.bool_]], m: int = m) -> dict[tuple[int, int], Options]:
-            return {key: options.take(keep(options)) if key[0] == m else options for key, options in table.items()}
-
-        name = choice.load.name
-        yield f"{name} on fewer devices", same, only(lambda o, c=c: o.devices < c.devices)
-        yield f"{name} on more devices", same, only(lambda o, c=c: o.devices > c.devices)
-        if (options := table[m, choice.pool]) and len(np.unique(options.table.tp * options.table.pp)) > 1:
-            cut = c.tp * c.cp * c.pp
-            yield (
-                f"{name} cut otherwise than t{c.tp}c{c.cp}p{c.pp}",
-                same,
-                only(lambda o, cut=cut: o.table.tp * o.table.cp * o.table.pp != cut),
-            )
+        name, cut = choice.load.name, c.tp * c.cp * c.pp
+        there = table[m, choice.pool]
+        others = {
+            f"{name} on fewer devices": there.devices < c.devices,
+            f"{name} on more devices": there.devices > c.devices,
+            f"{name} cut otherwise than t{c.tp}c{c.cp}p{c.pp}": there.table.tp * there.table.cp * there.table.pp != cut,
+        }
+        for what, rows in others.items():
+            yield what, same, {**table, (m, choice.pool): there.take(rows)}

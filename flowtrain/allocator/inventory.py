@@ -13,16 +13,25 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """Usable cores and GPUs, free memory, and free bytes of /dev/shm, of one machine."""
+    """Usable cores and GPUs, free memory, and free bytes of /dev/shm, of one machine.
+
+    `gpu_name`, `gpu_memory_bytes`, `gpu_links` are those of the first GPU: links are direct ones (NVLink) to others.
+    `gpu_reason` says why there is none to be had.
+    """
 
     cpus: int
     gpus: int
     memory_bytes: int
     shm_bytes: int
+    gpu_name: str | None = None
+    gpu_memory_bytes: int | None = None
+    gpu_links: int = 0
+    gpu_reason: str | None = None
 
 
 def local_inventory(root: Path = Path("/")) -> Inventory:
@@ -30,7 +39,17 @@ def local_inventory(root: Path = Path("/")) -> Inventory:
     groups = list(_control_groups(root))
     cpus = min([len(os.sched_getaffinity(0)), *(quota for group in groups if (quota := _cpu_quota(group)) is not None)])
     memory = [_available_bytes(root), *(free for group in groups if (free := _group_free_bytes(group)) is not None)]
-    return Inventory(max(1, cpus), _num_gpus(), max(0, min(memory)), _shm_bytes(root / "dev/shm"))
+    gpus = _gpus()
+    return Inventory(
+        max(1, cpus),
+        gpus.count,
+        max(0, min(memory)),
+        _shm_bytes(root / "dev/shm"),
+        gpus.name,
+        gpus.memory_bytes,
+        gpus.links,
+        gpus.reason,
+    )
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
@@ -89,25 +108,53 @@ def _shm_bytes(folder: Path) -> int:
     return stat.f_bavail * stat.f_frsize
 
 
-def _num_gpus() -> int:
-    """GPUs that a process started now would see; 0 without a driver."""
+@dataclass(frozen=True, slots=True)
+class _Gpus:
+    count: int = 0
+    name: str | None = None
+    memory_bytes: int | None = None
+    links: int = 0
+    reason: str | None = None
+
+
+def _gpus() -> _Gpus:
+    """GPUs that a process started now would see, and what NVML says of the first; none without a driver."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     try:
         import pynvml
     except ImportError:
-        return 0
+        return _Gpus(reason="nvidia-ml-py is not installed")
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError:
-        return 0
+    except pynvml.NVMLError as error:
+        return _Gpus(reason=f"NVML does not start: {error}")
     try:
         there = int(pynvml.nvmlDeviceGetCount())
+        shown = there
+        if visible is not None:
+            names = [name.strip() for name in visible.split(",")]
+            shown = min(there, sum(1 for name in names if name and name != "-1"))
+        if not shown:
+            return _Gpus(reason="CUDA_VISIBLE_DEVICES hides every GPU" if there else "NVML lists no GPU")
+        first = pynvml.nvmlDeviceGetHandleByIndex(0)
+        name = pynvml.nvmlDeviceGetName(first)
+        memory = int(pynvml.nvmlDeviceGetMemoryInfo(first).total)
+        return _Gpus(shown, name.decode() if isinstance(name, bytes) else str(name), memory, _links(pynvml, first))
+    except pynvml.NVMLError as error:
+        return _Gpus(reason=f"NVML does not answer: {error}")
     finally:
         pynvml.nvmlShutdown()
-    if visible is None:
-        return there
-    names = [name.strip() for name in visible.split(",")]
-    return min(there, sum(1 for name in names if name and name != "-1"))
+
+
+def _links(pynvml: Any, device: Any) -> int:
+    """Direct links of a GPU that are up; 0 where it has none or the driver does not tell."""
+    up = 0
+    for link in range(int(getattr(pynvml, "NVML_NVLINK_MAX_LINKS", 18))):
+        try:
+            up += int(pynvml.nvmlDeviceGetNvLinkState(device, link))
+        except pynvml.NVMLError:
+            break
+    return up
 
 
 def _text(file: Path) -> str:

@@ -1,6 +1,6 @@
-"""Makes the plan: what the config says is kept, what it leaves open is filled by the policy (pure, contract C10).
+"""Builds the plan from a config, after `decide` has set what the policy chooses (pure, contract C10).
 
-1. Number of processes: `num` or `layout`, else the policy's choice.
+1. Number of processes: `num` or `layout`, else one.
 2. Devices: what `device` says; `auto` takes GPUs for the consumers first (the backbone is the dearer part), then for
    the producers, a whole side or none of it.
 3. Threads: what `threads` says; the cores left are divided evenly among the processes that say nothing.
@@ -14,14 +14,17 @@ Readers are not counted among the processes on cores: they tokenise in the gaps 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
+from flowtrain.allocator.decide import decide
 from flowtrain.allocator.inventory import Inventory
 from flowtrain.allocator.layout import parse_layout
 from flowtrain.allocator.place import Homes, Need, NodeRoom, place
+from flowtrain.allocator.profile import Profile
 from flowtrain.allocator.room import pool_room
 from flowtrain.allocator.segments import divide
 from flowtrain.allocator.spare import with_spare
+from flowtrain.allocator.stats import DataStats
 from flowtrain.config.schema import Config, SideConfig
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan
@@ -34,24 +37,24 @@ SHM_BYTES = 96 * 2**20
 Sizes = Mapping[Role, int]
 
 
-def uniform(config: Config, shape: ModelShape, inventory: Inventory) -> dict[Role, int]:
-    """One process for each side that leaves its number open."""
-    return {Role.PRODUCER: 1, Role.CONSUMER: 1}
-
-
-POLICIES: dict[str, Callable[[Config, ModelShape, Inventory], dict[Role, int]]] = {"uniform": uniform}
-"""Name in `allocation.policy` → number of processes for the sides that leave it open."""
-
-
-def make_plan(config: Config, shape: ModelShape, inventory: Inventory, nodes: Sequence[NodeRoom] | None = None) -> Plan:
+def make_plan(
+    config: Config,
+    shape: ModelShape,
+    inventory: Inventory,
+    nodes: Sequence[NodeRoom] | None = None,
+    stats: DataStats | None = None,
+    profile: Profile | None = None,
+) -> Plan:
     """The plan of a run on this inventory; `nodes`: what the nodes of a joined cluster have, the driver's first.
+
+    `stats`, `profile`: sizes of the rows and what was measured, where they are known and something is open.
 
     Raises:
         PlanError: it does not fit; the sentence has both numbers and the key to change.
     """
+    config = decide(config, shape, inventory, stats, profile).config
     sides: dict[Role, SideConfig] = {Role.PRODUCER: config.producers, Role.CONSUMER: config.consumers}
-    open_sizes = POLICIES[config.allocation.policy](config, shape, inventory)
-    layouts = {role: _layout(role, side, open_sizes[role]) for role, side in sides.items()}
+    layouts = {role: _layout(role, side) for role, side in sides.items()}
     sizes = {role: layout.world_size for role, layout in layouts.items()}
     colocated = config.placement == "colocated"
     on_gpu = _devices(config, sides, sizes, inventory)
@@ -117,10 +120,10 @@ def num_threads(plan: Plan) -> int:
     return max(of_sides) if plan.placement == "colocated" else sum(of_sides)
 
 
-def _layout(role: Role, side: SideConfig, open_size: int) -> Layout:
+def _layout(role: Role, side: SideConfig) -> Layout:
     if side.layout is not None:
         return parse_layout(side.layout, f"{role}s.layout")
-    return Layout(dp_replicate=side.num or open_size)
+    return Layout(dp_replicate=side.num or 1)
 
 
 def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inventory: Inventory) -> dict[Role, bool]:

@@ -1,4 +1,4 @@
-"""A plan as people read it and as data: table, layouts, rates, MFU, memory bars, what binds, neighbours, sensitivity."""
+"""A plan as people read it and as data: layouts, rates, MFU, memory, what binds it, neighbours, sensitivity."""
 
 from __future__ import annotations
 

@@ -22,6 +22,9 @@ from flowtrain.allocator.load import Integers
 from flowtrain.errors import ConfigError
 
 MAX_SAMPLES = 4096
+SIZES_SUFFIX = ".sizes.jsonl"
+"""What `flowtrain data scan` writes beside the rows; a test holds it together with `flowtrain.data.sources`."""
+LONGEST_ASSUMED = 8192
 TRAINED_SHARE = 0.5
 """Of the text tokens, where a file does not say which are trained."""
 
@@ -110,20 +113,28 @@ def read_stats(path: Path) -> DataStats:
     return _stats(path.name, rows)
 
 
-def assumed_stats(audio: bool = False) -> DataStats:
+def known_stats(train: Path) -> DataStats | None:
+    """What a scan has written beside these rows; None where there was none."""
+    sizes = train.parent / f"{train.name}{SIZES_SUFFIX}"
+    return read_stats(sizes) if sizes.is_file() else None
+
+
+def assumed_stats(most_tokens: int = LONGEST_ASSUMED, audio: bool = False) -> DataStats:
     """Where nothing is known: 15 % text, the rest with one to four images of 256 to 1,280 tokens; stated as assumed.
 
-    `audio`: a fifth of the samples have 750 tokens of sound, half a minute.
+    `most_tokens`: sizes are in proportion where packs hold less than the longest sample. `audio`: a fifth of the
+    samples have 750 tokens of sound, half a minute.
     """
+    part = min(1.0, most_tokens / LONGEST_ASSUMED)
     rows = []
     for number in range(240):
-        text = (120, 180, 260, 380, 560, 820, 1200, 1760)[number % 8]
-        images = (
-            []
-            if number % 20 < 3
-            else [(256, 512, 729, 1024, 1280)[(number + k) % 5] for k in range(1 + number % 7 // 2)]
-        )
-        rows.append(_Row(text, text // 2, images, 750 if audio and number % 5 == 0 else 0))
+        text = int(part * (120, 180, 260, 380, 560, 820, 1200, 1760)[number % 8])
+        images = [
+            int(part * (256, 512, 729, 1024, 1280)[(number + k) % 5])
+            for k in range(0 if number % 20 < 3 else 1 + number % 7 // 2)
+        ]
+        sound = int(part * 750) if audio and number % 5 == 0 else 0
+        rows.append(_Row(max(1, text), max(1, text // 2), [max(1, tokens) for tokens in images], sound))
     return _stats("assumed data", rows)
 
 

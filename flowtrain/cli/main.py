@@ -17,6 +17,7 @@ from flowtrain.cli.options import Debug
 
 SUBCOMMANDS = (
     "flowtrain.cli.launch",
+    "flowtrain.cli.plan",
     "flowtrain.cli.config",
     "flowtrain.cli.data",
     "flowtrain.cli.packing",

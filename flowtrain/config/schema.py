@@ -207,8 +207,12 @@ class PackingConfig(Section):
 
 
 class AllocationConfig(Section):
-    policy: Literal["uniform"] = Field("uniform", description="Who decides the number of processes left open.")
-    placement: Literal["colocated", "disaggregated"] | None = Field(None, description="Overrides the mode's.")
+    policy: Literal["uniform", "stage_balanced", "flops_proportional", "flow_matching"] | None = Field(
+        None, description="Who decides the processes left open; null: `flow_matching` for `flow`, else `uniform`."
+    )
+    placement: Literal["colocated", "disaggregated", "auto"] | None = Field(
+        None, description="Overrides the mode's; `auto`: the allocator takes the faster one."
+    )
     profile: Literal["off"] = Field("off", description="Measuring before the run: only `off`, nothing is measured.")
     replan: Literal["off", "propose", "auto"] = Field(
         "off",
@@ -293,8 +297,15 @@ class Config(Section):
 
     @property
     def placement(self) -> Literal["colocated", "disaggregated"]:
+        """The mode's as long as `auto` is not decided, which happens before anything starts."""
         default: Literal["colocated", "disaggregated"] = "colocated" if self.mode == "monolithic" else "disaggregated"
-        return self.allocation.placement or default
+        chosen = self.allocation.placement
+        return default if chosen is None or chosen == "auto" else chosen
+
+    @property
+    def policy(self) -> str:
+        """Who decides the number of processes left open (contract C8)."""
+        return self.allocation.policy or ("flow_matching" if self.mode == "flow" else "uniform")
 
     @property
     def frozen(self) -> frozenset[Module]:

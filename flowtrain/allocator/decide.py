@@ -1,0 +1,269 @@
+"""Decides what a config leaves open about its processes, so that the plan can be built from keys alone (pure).
+
+    config + shape + machine (+ sizes of rows, + profile) ──decide──▶ config with placement, layouts and threads set
+
+| key | bound when | else |
+|---|---|---|
+| `allocation.placement` | it names one, or the mode does | `auto`: the one with the higher predicted rate |
+| `num`, `layout`, `threads` of a side | set | what the policy gives, among what launch runs: data-parallel copies |
+
+With a profile the rates are predictions from what was measured on this machine (`predict`); without one, those of the
+throughput model. The result is a config in which nothing is open, so that deciding again changes nothing. What cannot
+be searched (a cluster that is not joined yet, one GPU for two sides, an unknown GPU) keeps one process a side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from flowtrain.allocator.candidates import Scope, Side
+from flowtrain.allocator.footprint import device_bytes
+from flowtrain.allocator.hardware import HARDWARE, Cluster, NodePool, node_type
+from flowtrain.allocator.inventory import Inventory
+from flowtrain.allocator.layout import parse_layout
+from flowtrain.allocator.load import Candidate, CandidateTable
+from flowtrain.allocator.options import capacity_bytes
+from flowtrain.allocator.policies import POLICIES
+from flowtrain.allocator.predict import Setup, predict
+from flowtrain.allocator.problem import question_of
+from flowtrain.allocator.profile import Profile
+from flowtrain.allocator.room import largest_block_bytes
+from flowtrain.allocator.solve import Problem
+from flowtrain.allocator.stats import DataStats, assumed_stats
+from flowtrain.allocator.throughput import rates
+from flowtrain.config.schema import Config, SideConfig
+from flowtrain.errors import PlanError
+from flowtrain.plan import Layout
+from flowtrain.shapes import ModelShape
+from flowtrain.types import Role
+
+MOST_PER_SIDE = 4
+"""Processes of a side that are chosen on a CPU: each takes memory and seconds to start that no rate shows."""
+PCIE_BANDWIDTH = 32e9
+"""Of 16 lanes of version 4, a direction."""
+WORTH = 1.02
+"""A profile's prediction must be higher by this factor to choose more processes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decided:
+    """`rate` in samples/s as predicted, None where nothing was open; `notes` say what was compared."""
+
+    config: Config
+    rate: float | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    placement: str
+    producers: int
+    producer_threads: int | None
+    consumers: int
+    consumer_threads: int | None
+    rate: float
+
+
+def decide(
+    config: Config,
+    shape: ModelShape,
+    inventory: Inventory,
+    stats: DataStats | None = None,
+    profile: Profile | None = None,
+) -> Decided:
+    """See the page above.
+
+    Raises:
+        PlanError: `placement: auto` asks for a choice and neither placement fits.
+    """
+    auto = config.allocation.placement == "auto"
+    sizes_open = config.placement != "colocated" and any(
+        _given(side) is None for side in (config.producers, config.consumers)
+    )
+    if not auto and (not sizes_open or config.policy == "uniform"):
+        return Decided(config)
+    picks = list(_picks(config, shape, inventory, stats, profile))
+    if not picks:
+        return Decided(_with_placement(config, config.placement))
+    best = max(picks, key=lambda pick: pick.rate)
+    return Decided(_with(config, best), best.rate, tuple(_told(pick) for pick in picks) if len(picks) > 1 else ())
+
+
+def _told(pick: _Pick) -> str:
+    return f"{pick.placement}: {pick.rate:.4g} samples/s predicted"
+
+
+def _picks(
+    config: Config, shape: ModelShape, inventory: Inventory, stats: DataStats | None, profile: Profile | None
+) -> Iterator[_Pick]:
+    """The best of each placement that is open."""
+    auto = config.allocation.placement == "auto"
+    alone = all((_given(side) or Layout()) == Layout() for side in (config.producers, config.consumers))
+    if profile is not None:
+        if (auto and alone) or config.placement == "colocated":
+            yield _colocated_measured(config, inventory, profile)
+        if auto or config.placement != "colocated":
+            yield from _measured(config, shape, inventory, profile)
+        return
+    cluster = _cluster(config, inventory)
+    if cluster is None:
+        return
+    found = stats or assumed_stats(config.packing.max_tokens)
+    problem = question_of(config, shape, found, cluster).problem()
+    if auto and alone:
+        yield from _colocated(config, inventory, problem)
+    if auto or config.placement != "colocated":
+        yield from _searched(config, shape, problem)
+
+
+def _cluster(config: Config, inventory: Inventory) -> Cluster | None:
+    """What both sides may be placed on: this machine's GPUs, or its cores; None where there is no such one kind."""
+    if config.cluster.address is not None:
+        return None
+    devices = {side.device for side in (config.producers, config.consumers)}
+    if inventory.gpus and devices <= {"auto", "cuda"}:
+        if inventory.gpus < 2 or inventory.gpu_name is None:
+            return None
+        try:
+            node = node_type(inventory.gpu_name)
+        except PlanError:
+            return None
+        memory = float(inventory.gpu_memory_bytes or node.memory_bytes)
+        # Without direct links GPUs talk over PCIe, whatever the table says of their kind.
+        link = node.link_bandwidth if inventory.gpu_links else min(node.link_bandwidth, PCIE_BANDWIDTH)
+        node = replace(node, devices=inventory.gpus, memory_bytes=memory, link_bandwidth=link)
+        return (NodePool(node, 1),) if config.model.dtype in node.peak_flops else None
+    if inventory.gpus and devices != {"cpu"}:
+        return None
+    cores = max(1, inventory.cpus)
+    cpu = replace(HARDWARE["cpu"], devices=cores, memory_bytes=inventory.memory_bytes / cores)
+    return (NodePool(cpu, 1),)
+
+
+def _searched(config: Config, shape: ModelShape, problem: Problem) -> Iterator[_Pick]:
+    """The policy's choice among copies; where the pool is small, the best of those that it can hold (C6)."""
+    on_cpu = problem.cluster[0].node.on_cpu
+    most = MOST_PER_SIDE if on_cpu else problem.cluster[0].devices
+    apart = replace(problem, placements=frozenset({"disaggregated"}))
+    best: _Pick | None = None
+    for consumers in range(1, most + 1):
+        producers = config.pool.bytes // ((consumers + 1) * largest_block_bytes(config, shape))
+        if producers < 1:
+            break
+        scope = Scope(
+            replicas_only=True,
+            producers=_side(config.producers, Role.PRODUCER, min(most, producers)),
+            consumers=_side(config.consumers, Role.CONSUMER, consumers),
+        )
+        found = POLICIES[config.policy](apart, device_bytes, scope)
+        if found is not None and (best is None or found.rate > best.rate):
+            encoder, backbone = found.choices[0].candidate, found.choices[-1].candidate
+            best = _Pick(
+                "disaggregated",
+                encoder.replicas,
+                encoder.threads if on_cpu else None,
+                backbone.replicas,
+                backbone.threads if on_cpu else None,
+                found.rate,
+            )
+    if best is not None:
+        yield best
+
+
+def _colocated(config: Config, inventory: Inventory, problem: Problem) -> Iterator[_Pick]:
+    """One process with all cores, or one GPU."""
+    pool, job = problem.cluster[0], problem.job
+    threads = _colocated_threads(config, inventory) if pool.node.on_cpu else 1
+    seconds = used = 0.0
+    for load in problem.loads:
+        candidate = Candidate(pack_tokens=max(job.sizes(load)), threads=threads)
+        seconds += 1.0 / float(rates(load, candidate, pool.node, job).shared_rate[0])
+        used += float(device_bytes(load, CandidateTable.of([candidate]), job)[0])
+    if used / threads <= capacity_bytes(pool.node, job):
+        yield _Pick("colocated", 1, None, 1, None, 1.0 / seconds)
+
+
+def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[_Pick]:
+    """The best setup by the profile; more processes only where they are worth it."""
+    best: _Pick | None = None
+    for producers, p_threads, consumers, c_threads in _setups(config, inventory):
+        if config.pool.bytes // producers < (consumers + 1) * largest_block_bytes(config, shape):
+            continue
+        setup = Setup(False, producers, p_threads, consumers, c_threads, inventory.cpus)
+        rate = predict(profile, setup).samples_per_second
+        more = best is not None and producers + consumers > best.producers + best.consumers
+        if best is None or rate > best.rate * (WORTH if more else 1.0):
+            best = _Pick("disaggregated", producers, p_threads, consumers, c_threads, rate)
+    if best is not None:
+        yield best
+
+
+def _colocated_measured(config: Config, inventory: Inventory, profile: Profile) -> _Pick:
+    threads = _colocated_threads(config, inventory)
+    rate = predict(profile, Setup(True, 1, threads, 1, threads, inventory.cpus)).samples_per_second
+    return _Pick("colocated", 1, None, 1, None, rate)
+
+
+def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, int, int]]:
+    """Numbers and threads of both sides within the cores, fewest processes first; keys that are set bind."""
+    cores = max(2, inventory.cpus)
+    numbers = [
+        [given.world_size] if (given := _given(side)) else list(range(1, MOST_PER_SIDE + 1))
+        for side in (config.producers, config.consumers)
+    ]
+    threads = [
+        [side.threads] if side.threads else list(range(1, cores)) for side in (config.producers, config.consumers)
+    ]
+    every = (
+        (producers, p_threads, consumers, c_threads)
+        for producers in numbers[0]
+        for consumers in numbers[1]
+        for p_threads in threads[0]
+        for c_threads in threads[1]
+        if producers * p_threads + consumers * c_threads <= cores
+    )
+    yield from sorted(every, key=lambda setup: (setup[0] + setup[2], setup))
+
+
+def _colocated_threads(config: Config, inventory: Inventory) -> int:
+    asked = [side.threads for side in (config.producers, config.consumers) if side.threads is not None]
+    return max(asked, default=max(1, inventory.cpus))
+
+
+def _side(side: SideConfig, role: Role, most: int) -> Side:
+    given = _given(side)
+    if given is None:
+        return Side(threads=side.threads, most=most)
+    return Side(layout=given, threads=side.threads, most=most)
+
+
+def _given(side: SideConfig) -> Layout | None:
+    if side.layout is not None:
+        return parse_layout(side.layout, "layout")
+    return Layout(dp_replicate=side.num) if side.num else None
+
+
+def _with_placement(config: Config, placement: str) -> Config:
+    if config.allocation.placement != "auto":
+        return config
+    return config.model_copy(update={"allocation": config.allocation.model_copy(update={"placement": placement})})
+
+
+def _with(config: Config, pick: _Pick) -> Config:
+    config = _with_placement(config, pick.placement)
+    if pick.placement == "colocated":
+        return config
+    sides: Sequence[tuple[str, int, int | None]] = (
+        ("producers", pick.producers, pick.producer_threads),
+        ("consumers", pick.consumers, pick.consumer_threads),
+    )
+    update: dict[str, Any] = {}
+    for name, number, threads in sides:
+        side: SideConfig = getattr(config, name)
+        changed: dict[str, Any] = {} if _given(side) else {"num": number}
+        if side.threads is None and threads is not None:
+            changed["threads"] = threads
+        update[name] = side.model_copy(update=changed)
+    return config.model_copy(update=update)
