@@ -1,19 +1,23 @@
 """Who runs where: what the machine has, the plan made from it, and the pool's room under that plan (no torch, no Ray).
 
-Config, ModelShape, Inventory ──make_plan──▶ Plan ─┬─ plan_warnings, describe_plan, plan_to_dict
-                                                   └─ pool_room ──▶ most vision bytes of a pack
+Config, ModelShape, Inventory ──decide──▶ Config ──make_plan──▶ Plan ─┬─ plan_warnings, describe_plan, plan_to_dict
+                                                                   └─ pool_room ──▶ most vision bytes of a pack
 """
 
+from flowtrain.allocator.decide import decide
 from flowtrain.allocator.describe import describe_plan, plan_from_dict, plan_to_dict
 from flowtrain.allocator.inventory import Inventory, local_inventory
 from flowtrain.allocator.make import make_plan, plan_warnings
 from flowtrain.allocator.place import NodeRoom
 from flowtrain.allocator.room import pool_room
+from flowtrain.allocator.stats import known_stats
 
 __all__ = [
     "Inventory",
     "NodeRoom",
+    "decide",
     "describe_plan",
+    "known_stats",
     "local_inventory",
     "make_plan",
     "plan_from_dict",

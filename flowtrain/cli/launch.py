@@ -23,6 +23,7 @@ from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
 from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError
 
 if TYPE_CHECKING:
+    from flowtrain.allocator.profile import Profile
     from flowtrain.cli.supervise import Ended
     from flowtrain.config.schema import Config
     from flowtrain.plan import Plan
@@ -48,6 +49,9 @@ def launch(
         Path | None,
         typer.Option(metavar="FILE", help="Repeat a run by its decisions.jsonl: same config, data and seed."),
     ] = None,
+    plan_file: Annotated[
+        Path | None, typer.Option("--plan", metavar="FILE", help="Obey a plan that `flowtrain plan` wrote.")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan only.")] = False,
     json_file: JsonFile = None,
     debug: Debug = False,
@@ -56,6 +60,10 @@ def launch(
     from flowtrain.config.loading import load_config
 
     config = load_config(path, overrides or ()).config
+    if plan_file is not None:
+        from flowtrain.allocator.planfile import obey, read_plan_file
+
+        config = obey(config, read_plan_file(plan_file))
     if dry_run:
         _show(config, json_file)
         return
@@ -83,7 +91,7 @@ def train(
     from flowtrain.telemetry.files import write_atomic
 
     found = find_checkpoint(config.run.dir, resume) if resume is not None else None
-    plan = _plan(config)
+    config, plan, notes = _plan(config)
     log = _read_log(replay) if replay is not None else None
     if found is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": found.run_dir})})
@@ -91,7 +99,7 @@ def train(
     run_dir = open_run_dir(config.run.dir, inputs, keep=found is not None)
     try:
         failure.run_dir.set(run_dir.path)
-        for note in (*run_dir.notes, *(found.notes if found else ())):
+        for note in (*notes, *run_dir.notes, *(found.notes if found else ())):
             typer.echo(note, err=True)
         with writing(run_dir.path):
             if found is not None:
@@ -181,15 +189,27 @@ def _open_spans(run_dir: Path) -> str:
     return f" ({', '.join(spans)})" if spans else ""
 
 
-def _plan(config: Config) -> Plan:
+def _plan(config: Config) -> tuple[Config, Plan, tuple[str, ...]]:
+    """The config with nothing left open, its plan, and what was compared to decide."""
     if config.train.step.packs is not None and config.train.max_steps is None:
         raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
-    from flowtrain.allocator import local_inventory, make_plan
+    from flowtrain.allocator import decide, known_stats, local_inventory, make_plan
     from flowtrain.shapes import check_family, read_shape
 
     shape = read_shape(config.model.path)
     check_family(shape.family)
-    return make_plan(config, shape, local_inventory())
+    inventory = local_inventory()
+    decided = decide(config, shape, inventory, known_stats(config.data.train), _profile(config))
+    return decided.config, make_plan(decided.config, shape, inventory), decided.notes
+
+
+def _profile(config: Config) -> Profile | None:
+    """What was measured before, where the config names it."""
+    if config.allocation.profile == "off":
+        return None
+    from flowtrain.allocator.profile import read_profile
+
+    return read_profile(Path(config.allocation.profile))
 
 
 def _write_files(config: Config, plan: Plan, run_dir: Path) -> None:
@@ -211,7 +231,9 @@ def _show(config: Config, json_file: Path | None) -> None:
     from flowtrain.config.loading import dump_resolved
     from flowtrain.telemetry.files import write_atomic
 
-    plan = _plan(config)
+    config, plan, notes = _plan(config)
+    for note in notes:
+        typer.echo(note, err=True)
     typer.echo(dump_resolved(config, comments=True))
     typer.echo(describe_plan(plan))
     for warning in plan_warnings(config, plan, local_inventory()):

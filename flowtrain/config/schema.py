@@ -213,7 +213,9 @@ class AllocationConfig(Section):
     placement: Literal["colocated", "disaggregated", "auto"] | None = Field(
         None, description="Overrides the mode's; `auto`: the allocator takes the faster one."
     )
-    profile: Literal["off"] = Field("off", description="Measuring before the run: only `off`, nothing is measured.")
+    profile: Literal["off"] | Path = Field(
+        "off", description="What `flowtrain profile` has measured, for the choice of what is open; `off`: a model."
+    )
     replan: Literal["off", "propose", "auto"] = Field(
         "off",
         description="When the data drift: keep the plan, say what would be better, or change the producers' number.",
