@@ -214,7 +214,7 @@ class AllocationConfig(Section):
         None, description="Overrides the mode's; `auto`: the allocator takes the faster one."
     )
     profile: Literal["off"] | Path = Field(
-        "off", description="What `flowtrain profile` has measured, for the choice of what is open; `off`: a model."
+        "off", description="File of measured times of the modules, to choose what is open by; `off`: by a model."
     )
     replan: Literal["off", "propose", "auto"] = Field(
         "off",
