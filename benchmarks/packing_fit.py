@@ -1,0 +1,217 @@
+"""Does the fitted cost predict what packs take? Fitted on some rows and pack sizes, judged on others of both.
+
+    even rows, packs of FIT_SIZES    ─▶ training runs ─▶ times ─▶ CostFit ─▶ fitted.json, on disk
+    odd rows,  packs of JUDGED_SIZES ─▶ training runs composed by that file ─▶ times  ⇔  what the file predicts
+
+Runs are ordinary ones of the emoji job in one process with one thread; an executor between the controller and its
+stages writes down the answers. `error` is mean |predicted − measured| / measured over the judged packs, `refitted` the
+same of a line fitted to the judged packs themselves: what the machine's noise leaves to nobody. The packs of a step are
+as for `PACKS` ranks, which would run them at the same time: largest over mean time, predicted and measured.
+
+The machine must have nothing else to do.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from benchmarks.record import Check, Result, main
+from flowtrain.config.loading import load_config
+from flowtrain.config.schema import Config
+from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder
+from flowtrain.packing import CostModel
+from flowtrain.packing.fit import WARM_UP, CostFit
+from flowtrain.plan import RankPlan
+from flowtrain.runtime.decisions import Choice
+from flowtrain.runtime.executor import Answer
+from flowtrain.runtime.local import LocalExecutor
+from flowtrain.runtime.run import execute
+from flowtrain.runtime.signals import StopRequest
+from flowtrain.shapes import read_shape
+from flowtrain.types import Phase, Role, SampleMeta, UnitId
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples/emoji/emoji.yaml"
+FIT_SIZES = (320, 640, 1536)
+JUDGED_SIZES = (448, 1024)
+PACKS = 4
+FIT_STEPS = 12
+JUDGED_STEPS = 12
+
+
+class Recorder:
+    """An executor that passes everything on and keeps what was asked and how long it took.
+
+    Calls of one process are answered in the order of submission, which pairs answers with orders.
+    """
+
+    def __init__(self) -> None:
+        self.inner = LocalExecutor()
+        self.packs: list[tuple[int, Sequence[SampleMeta], float]] = []
+        self.encodes: list[tuple[Sequence[SampleMeta], float]] = []
+        self.backwards: list[tuple[list[Sequence[SampleMeta]], float]] = []
+        self._asked: list[Any] = []
+        self._units: dict[UnitId, Sequence[SampleMeta]] = {}
+
+    def start(self, ranks: Sequence[RankPlan]) -> None:
+        self.inner.start(ranks)
+
+    def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
+        self._asked.append(args[0] if args else None)
+        self.inner.submit(role, rank, method, *args, payloads=payloads)
+
+    def next(self, timeout: float) -> Answer | None:
+        answer = self.inner.next(timeout)
+        if answer is None:
+            return None
+        match self._asked.pop(0):
+            case PackOrder(phase=Phase.TRAIN, pack=pack, step=step) if pack.samples:
+                self.packs.append((step, pack.samples, answer.value.seconds))
+            case EncodeOrder(unit=unit):
+                self._units[unit.id] = unit.samples
+                self.encodes.append((unit.samples, answer.value.seconds))
+            case BackwardOrder(units=units):
+                self.backwards.append(([self._units[unit] for unit in units], answer.value.seconds))
+        return answer
+
+    def wake(self) -> None:
+        self.inner.wake()
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+def split(folder: Path) -> tuple[Path, Path]:
+    """Files of the even and of the odd rows."""
+    source = load_config(EXAMPLE).config.data.train
+    rows: tuple[list[str], list[str]] = ([], [])
+    for number, line in enumerate(source.read_text(encoding="utf-8").splitlines()):
+        row = json.loads(line)
+        row["images"] = [str(source.parent / image) for image in row.get("images") or []]
+        rows[number % 2].append(json.dumps(row))
+    paths = folder / "even.jsonl", folder / "odd.jsonl"
+    for path, lines in zip(paths, rows, strict=True):
+        path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return paths
+
+
+def config_of(run_dir: Path, data: Path, max_tokens: int, steps: int, seed: int) -> Config:
+    wanted = {
+        "run.dir": run_dir,
+        "run.seed": seed,
+        "mode": "monolithic",
+        "data.train": data,
+        "data.eval": "null",
+        "train.step": f"{{packs: {PACKS}}}",
+        "train.max_steps": steps,
+        "packing.max_tokens": max_tokens,
+        "checkpoint.export": "false",
+        "telemetry.progress": "off",
+    }
+    return load_config(EXAMPLE, [f"{key}={value}" for key, value in wanted.items()]).config
+
+
+def run(config: Config, replay: Path | None = None) -> Recorder:
+    recorder = Recorder()
+    config.run.dir.mkdir(parents=True, exist_ok=True)
+    try:
+        execute(config, config.run.dir, None, StopRequest(60), executor=recorder, replay=replay)
+    finally:
+        recorder.close()
+    return recorder
+
+
+def fit_to(runs: Sequence[Recorder], base: CostModel) -> CostFit:
+    """Each run is a process of its own to the fit, with its own warm-up."""
+    fit = CostFit(base)
+    for number, recorder in enumerate(runs):
+        for _, samples, seconds in recorder.packs:
+            fit.trained(number, samples, seconds)
+        for samples, seconds in recorder.encodes:
+            fit.encoded(number, samples, seconds)
+        for units, seconds in recorder.backwards:
+            fit.returned(number, units, seconds)
+    return fit
+
+
+def errors(times: Sequence[tuple[Sequence[SampleMeta], float]], cost: CostModel) -> list[float]:
+    return [abs(cost.real(cost.pack_cost(samples)) / seconds - 1) for samples, seconds in times]
+
+
+def imbalance(values: Sequence[float]) -> float:
+    return max(values) * len(values) / sum(values)
+
+
+def judged(recorder: Recorder, cost: CostModel, base: CostModel, size: int) -> dict[str, Any]:
+    times = [(samples, seconds) for _, samples, seconds in recorder.packs[WARM_UP:]]
+    refitted = fit_to([recorder], base).solve()
+    assert refitted is not None, "a judged run has enough packs for a line of its own"
+    steps: dict[int, list[tuple[float, float]]] = {}
+    for step, samples, seconds in recorder.packs[PACKS * -(-WARM_UP // PACKS) :]:
+        steps.setdefault(step, []).append((cost.real(cost.pack_cost(samples)), seconds))
+    whole = [step for step in steps.values() if len(step) == PACKS]
+    return {
+        "max_tokens": size,
+        "packs": len(times),
+        "mean_ms": 1000 * fmean(seconds for _, seconds in times),
+        "error": fmean(errors(times, cost)),
+        "refitted": fmean(errors(times, refitted.cost)),
+        "imbalance_predicted": fmean(imbalance([predicted for predicted, _ in step]) for step in whole),
+        "imbalance_measured": fmean(imbalance([seconds for _, seconds in step]) for step in whole),
+    }
+
+
+def measure(seed: int) -> Result:
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        even, odd = split(folder)
+        example = load_config(EXAMPLE).config
+        base = CostModel.from_shape(read_shape(example.model.path), example.frozen, example.cut)
+        runs = [run(config_of(folder / f"fit-{size}", even, size, FIT_STEPS, seed)) for size in FIT_SIZES]
+        fitted = fit_to(runs, base).solve()
+        assert fitted is not None, "too few packs to fit"
+        file = folder / "fitted.json"
+        file.write_text(json.dumps(Choice(fitted.cost, "fitted").to_dict()), encoding="utf-8")
+        # From here on the file is all that is known of the fit.
+        choice = Choice.from_dict(json.loads(file.read_text(encoding="utf-8")))
+        rows = []
+        for size in JUDGED_SIZES:
+            log = log_with(choice, config_of(folder / f"log-{size}", odd, size, 1, seed))
+            config = config_of(folder / f"judged-{size}", odd, size, JUDGED_STEPS, seed)
+            rows.append(judged(run(config, replay=log), choice.cost, base, size))
+    settings = {
+        "fit_sizes": FIT_SIZES,
+        "fit_steps": FIT_STEPS,
+        "judged_sizes": JUDGED_SIZES,
+        "judged_steps": JUDGED_STEPS,
+        "packs_a_step": PACKS,
+        "seconds": choice.cost.coefficients(),
+        "fit": {"calls": fitted.packs.num_calls, "error": fitted.packs.error, "r2": fitted.packs.r2},
+        "trusted": fitted.trusted,
+    }
+    mean_error = sum(row["error"] * row["packs"] for row in rows) / sum(row["packs"] for row in rows)
+    return Result(settings, rows, [Check("mean error of predicted pack time", mean_error, "<=", 0.10)])
+
+
+def log_with(choice: Choice, config: Config) -> Path:
+    """The decision log of a run of one step with another cost model: that of a run composed by `choice`."""
+    run(config)
+    path = config.run.dir / "decisions.jsonl"
+    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    kept = [entry for entry in entries if entry["kind"] != "cost"]
+    kept.append({"step": 1, "kind": "cost", **choice.to_dict()})
+    path.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    with suppress(KeyboardInterrupt):
+        main("packing_fit", measure)
