@@ -35,7 +35,7 @@ from flowtrain.telemetry.mfu import Fleet
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.tables import startup_tables
 from flowtrain.telemetry.totals import Totals
-from flowtrain.types import Module, Phase, Role, SkippedRow, Step
+from flowtrain.types import Module, Pack, Phase, Role, SkippedRow, Step
 
 NAMED_IDS = 3
 """Skipped rows named for each reason at the end of a run; summary.json names more."""
@@ -224,6 +224,9 @@ class Ledger:
             if row.reason not in self.totals.skipped:
                 self.line(f"skipped row {row.id}: {row.detail} ({row.reason}); summary.json counts others like it")
             self.totals.skip(row)
+        for pack in book.step.packs:
+            if pack.tokens > self.config.packing.max_tokens:
+                self._own_pack(pack)
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
         self.totals.step(metrics)
         record = metrics.to_record() | (of_plan or {})
@@ -282,6 +285,16 @@ class Ledger:
         if error is None and self.totals.rows_skipped:
             self.line(f"warning: {skipped_text(self.totals)}; `flowtrain data check` tells what to change")
         self.files.summary(self.totals.summary(EXIT_DONE if error is None else exit_code_of(error)))
+
+    def _own_pack(self, pack: Pack) -> None:
+        row = pack.samples[0]
+        if not self.totals.own_packs.count:
+            most = self.config.packing.max_tokens
+            self.line(
+                f"row {row.id} has {row.tokens} tokens, packs {most}: trained in a pack of its own "
+                f"(packing.on_long_row); summary.json counts others like it"
+            )
+        self.totals.own_pack(row.id)
 
     def _metrics(self, book: StepBook, max_memory_bytes: int) -> StepMetrics:
         step, result = book.step, book.result

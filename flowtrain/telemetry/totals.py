@@ -12,11 +12,22 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from flowtrain.telemetry.metrics import EVAL_LOSS, StepMetrics
+from flowtrain.telemetry.metrics import (
+    COST_ERROR,
+    ENCODE_IMBALANCE,
+    ENCODE_IMBALANCE_MEASURED,
+    EVAL_LOSS,
+    PACK_IMBALANCE,
+    PACK_IMBALANCE_MEASURED,
+    StepMetrics,
+)
 from flowtrain.types import SkippedRow
 
 MAX_IDS = 20
 """Ids named for each reason; the count goes on."""
+
+AVERAGED = (PACK_IMBALANCE, PACK_IMBALANCE_MEASURED, ENCODE_IMBALANCE, ENCODE_IMBALANCE_MEASURED, COST_ERROR)
+"""Metrics of which the summary holds the mean over the steps that know them."""
 
 FINAL_NAMES_LEFT_OUT = frozenset({"step", "rows", "rows/skipped"})
 
@@ -27,6 +38,11 @@ class SkippedRows:
 
     count: int = 0
     ids: list[str] = field(default_factory=list)
+
+    def add(self, row_id: str) -> None:
+        self.count += 1
+        if len(self.ids) < MAX_IDS:
+            self.ids.append(row_id)
 
 
 @dataclass(slots=True)
@@ -42,6 +58,8 @@ class Totals:
     capacity_tokens: int = 0
     wall_seconds: float = 0.0
     skipped: dict[str, SkippedRows] = field(default_factory=dict)
+    own_packs: SkippedRows = field(default_factory=SkippedRows)
+    sums: dict[str, tuple[float, int]] = field(default_factory=dict)
     final: dict[str, Any] = field(default_factory=dict)
 
     def step(self, metrics: StepMetrics) -> None:
@@ -55,6 +73,10 @@ class Totals:
         self.num_packs += metrics.num_packs
         self.capacity_tokens += metrics.capacity_tokens
         record = metrics.to_record()
+        for name in AVERAGED:
+            if record[name] is not None:
+                total, count = self.sums.get(name, (0.0, 0))
+                self.sums[name] = (total + record[name], count + 1)
         last_eval = self.final.get(EVAL_LOSS)
         self.final = {name: value for name, value in record.items() if name not in FINAL_NAMES_LEFT_OUT}
         if last_eval is not None:
@@ -62,10 +84,11 @@ class Totals:
 
     def skip(self, row: SkippedRow) -> None:
         """Count a row that was read and not trained."""
-        rows = self.skipped.setdefault(row.reason, SkippedRows())
-        rows.count += 1
-        if len(rows.ids) < MAX_IDS:
-            rows.ids.append(row.id)
+        self.skipped.setdefault(row.reason, SkippedRows()).add(row.id)
+
+    def own_pack(self, row_id: str) -> None:
+        """Count a row that was longer than a pack and trained in one of its own."""
+        self.own_packs.add(row_id)
 
     def evaluated(self, loss: float) -> None:
         """The evaluation loss after the last step."""
@@ -94,7 +117,10 @@ class Totals:
             "packs": {
                 "count": self.num_packs,
                 "fill": used / self.capacity_tokens if self.capacity_tokens else None,
+                "rows": self.rows_trained / self.num_packs if self.num_packs else None,
+                "own": _skipped_dict(self.own_packs),
             },
+            "balance": {name: total / count for name, (total, count) in self.sums.items()},
             "wall_s": self.wall_seconds,
             "final": dict(self.final),
         }
@@ -111,14 +137,22 @@ class Totals:
             "capacity_tokens": self.capacity_tokens,
             "wall_seconds": self.wall_seconds,
             "skipped": {reason: _skipped_dict(rows) for reason, rows in self.skipped.items()},
+            "own_packs": _skipped_dict(self.own_packs),
+            "sums": {name: list(pair) for name, pair in self.sums.items()},
             "final": dict(self.final),
         }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> Totals:
         """The totals that `state` was taken from."""
-        skipped = {reason: SkippedRows(rows["count"], list(rows["ids"])) for reason, rows in state["skipped"].items()}
-        return cls(**{**state, "skipped": skipped, "final": dict(state["final"])})
+        skipped = {reason: _skipped_rows(rows) for reason, rows in state["skipped"].items()}
+        own = _skipped_rows(state["own_packs"])
+        sums = {name: (total, count) for name, (total, count) in state["sums"].items()}
+        return cls(**{**state, "skipped": skipped, "own_packs": own, "sums": sums, "final": dict(state["final"])})
+
+
+def _skipped_rows(state: dict[str, Any]) -> SkippedRows:
+    return SkippedRows(state["count"], list(state["ids"]))
 
 
 def _skipped_dict(rows: SkippedRows) -> dict[str, Any]:

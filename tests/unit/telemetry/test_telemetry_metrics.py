@@ -198,6 +198,7 @@ def test_a_resumed_run_counts_on() -> None:
     for totals in (whole, first):
         totals.step(metrics(1))
         totals.skip(skipped(3))
+        totals.own_pack("long")
         totals.evaluated(2.5)
         totals.step(metrics(2, rows=7, loss=1.0))
     resumed = Totals.from_state(json.loads(json.dumps(first.state())))
@@ -226,7 +227,8 @@ def test_the_summary_has_the_agreed_form() -> None:
             "skipped": {"too-long": {"count": 30, "ids": [f"id-{number}" for number in range(MAX_IDS)]}},
         },
         "tokens": {"text": 300, "vision": 100, "trained": 50},
-        "packs": {"count": 4, "fill": 0.5},
+        "packs": {"count": 4, "fill": 0.5, "rows": 2.0, "own": {"count": 0, "ids": []}},
+        "balance": {"pack/imbalance": 1.0, "pack/imbalance_measured": 1.5, "pack/imbalance_encoder_measured": 1.0},
         "wall_s": 12.5,
     }
     assert final["loss_metrics/global_avg_loss"] == 1.25
@@ -236,7 +238,7 @@ def test_the_summary_has_the_agreed_form() -> None:
 def test_a_run_without_a_step_has_a_summary() -> None:
     summary = Totals().summary(2)
     assert summary["steps"] == 0
-    assert summary["packs"] == {"count": 0, "fill": None}
+    assert summary["packs"] == {"count": 0, "fill": None, "rows": None, "own": {"count": 0, "ids": []}}
     json.dumps(summary, allow_nan=False)
 
 
