@@ -42,7 +42,7 @@ class StepFlops(NamedTuple):
 
 def encoder_flops(encoder: EncoderShape, image_patches: Sequence[int]) -> float:
     """Forward FLOPs of one encoder; one entry per image, or clip."""
-    patch, layers, attention = _patch_flops(encoder), 2.0 * encoder.token_weights, 4.0 * encoder.attention_width
+    patch, layers, attention = patch_flops(encoder), 2.0 * encoder.token_weights, 4.0 * encoder.attention_width
     return sum(
         patch * patches + layers * encoder.rows(patches) + attention * encoder.attended_pairs(patches)
         for patches in image_patches
@@ -52,12 +52,12 @@ def encoder_flops(encoder: EncoderShape, image_patches: Sequence[int]) -> float:
 def encoder_terms(encoder: EncoderShape) -> tuple[float, float]:
     """Forward FLOPs of one patch without attention, and of one pair of patches in one layer's attention."""
     classes = encoder.class_tokens / encoder.tile_patches if encoder.tile_patches else 0.0
-    linear = _patch_flops(encoder) + 2.0 * (1.0 + classes) * encoder.token_weights
+    linear = patch_flops(encoder) + 2.0 * (1.0 + classes) * encoder.token_weights
     return linear, 4.0 * encoder.attention_width
 
 
-def _patch_flops(encoder: EncoderShape) -> float:
-    """Before and behind the layers."""
+def patch_flops(encoder: EncoderShape) -> float:
+    """Forward FLOPs of one patch before and behind the layers."""
     embed = encoder.embed_weights if encoder.embed_products is None else encoder.embed_products
     return 2.0 * (embed + encoder.exit_weights / encoder.projector.patches_per_token)
 

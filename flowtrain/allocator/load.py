@@ -57,6 +57,7 @@ class ModuleLoad:
         spread: standard deviation of a sample's work over its mean, for an encoder.
         pool_bytes: mean a sample that crosses the pool, written (encoder) or read (backbone).
         gradient_returns: the pool carries the same bytes back.
+        head_norms: queries and keys of a head are normed.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ModuleLoad:
     expert_width: int = 0
     expert_layers: int = 0
     expert_parameters: int = 0
+    head_norms: bool = False
 
     def __post_init__(self) -> None:
         assert min(self.layers, self.hidden, self.heads, self.kv_heads, self.linear_passes) > 0, self

@@ -12,6 +12,7 @@ import numpy as np
 
 from flowtrain.allocator.load import Floats, Integers, ModuleLoad
 from flowtrain.allocator.stats import DataStats
+from flowtrain.flops import patch_flops
 from flowtrain.shapes import DTYPE_BYTES, EncoderShape, ModelShape
 from flowtrain.types import Module, Role
 
@@ -56,7 +57,7 @@ def _encoder(
     rows = _over(patches, lambda p: float(encoder.rows(p)))
     linear = 2.0 * encoder.token_weights * rows
     attention = 4.0 * encoder.attention_width * _over(patches, encoder.attended_pairs)
-    outer = 2.0 * encoder.embed_weights * patches
+    outer = patch_flops(encoder) * patches
     projector = encoder.projector
     if not before:
         outer = outer + 2.0 * projector.weights * tokens
@@ -139,6 +140,7 @@ def _backbone(
         expert_width=moe.expert_width if moe else 0,
         expert_layers=text.expert_layers,
         expert_parameters=text.expert_parameters,
+        head_norms=text.head_norms,
     )
 
 

@@ -228,6 +228,7 @@ def read_text(keys: Keys, kind: TextKind, tied: bool) -> TextShape:
         mixers=mixers,
         window=window,
         output_gate=kind.output_gate,
+        head_norms=kind.head_norms,
         moe=moe,
         recurrent=_gated_delta(keys, hidden) if Mixer.RECURRENT in mixers else None,
     )

@@ -124,11 +124,10 @@ def feature_levels(top: Keys) -> int:
 
 def idle_layers(top: Keys, tower: Keys, default: int) -> int:
     """Layers behind the last one that the projector reads: `vision_feature_layer` -1 is the last layer's output, and
-    counts from the embedding at 0 where it is positive."""
-    chosen, layers = top.get("vision_feature_layer"), tower.size("num_hidden_layers", "depth")
+    counts from the embedding at 0 where it is positive. InternVL's chat format calls it `select_layer`."""
+    name = "select_layer" if "select_layer" in top.values else "vision_feature_layer"
+    chosen, layers = top.get(name), tower.size("num_hidden_layers", "depth")
     outputs = [default] if chosen is None else chosen if isinstance(chosen, (list, tuple)) else [chosen]
     if not all(isinstance(output, int) and -layers - 1 <= output <= layers for output in outputs):
-        raise ConfigError(
-            f"{top.file}: `{top.path}vision_feature_layer` is {chosen!r}: expected outputs of the {layers} layers"
-        )
+        raise ConfigError(f"{top.file}: `{top.path}{name}` is {chosen!r}: expected outputs of the {layers} layers")
     return layers - max(output % (layers + 1) for output in outputs)

@@ -70,6 +70,7 @@ class TextShape:
             `mlp_vectors`: biases of a dense MLP; `outer_vectors`: numbers outside of layers and matrices.
         mixers: one a layer; empty: all full attention.
         window: tokens that `Mixer.WINDOW` sees, itself included.
+        head_norms: queries and keys of a head are normed.
         output_gate: attention's output is scaled by one more projection of the width of the queries.
     """
 
@@ -89,6 +90,7 @@ class TextShape:
     mixers: tuple[Mixer, ...] = ()
     window: int | None = None
     output_gate: bool = False
+    head_norms: bool = False
     moe: MoeShape | None = None
     recurrent: RecurrentShape | None = None
 
