@@ -12,13 +12,22 @@ from flowtrain.packing.policies.protocol import Draw
 
 FILL_PERCENT = 99
 OTHER_FILL_PERCENT = 95
+AS_THEY_ARE_PERCENT = 96
 
 SHORT_SHARE = 4
 """A row is short when this many of it fit a pack."""
 
 
-def budget_of(draw: Draw) -> int:
-    """At least the cost of the window's cheapest row, so that a step is never empty."""
+OTHERS_PERCENT = (97, 94, 90, 85)
+
+
+def budgets_of(draw: Draw, num_packs: int) -> list[int]:
+    """The budget, then others to try where it leaves packs uneven: lower ones, a full pack of rows as they are,
+    and costs of single rows (dearest, third quartile, median) for rows of which one fills a pack.
+
+    Each is at least the cost of the window's cheapest row, so that a step is never empty. What is left at the end of
+    the data is spread over the steps that it takes.
+    """
     cap = draw.spec.max_tokens
     longest_short = cap // SHORT_SHARE
     costs = [load.cost for load in draw.loads]
@@ -31,4 +40,12 @@ def budget_of(draw: Draw) -> int:
         used = (use >> ((FIELD_BITS + 1) * place)) & FIELD
         if used:
             budget = min(budget, cost * limit * OTHER_FILL_PERCENT // (100 * used))
-    return max(budget, min(costs))
+    tokens = max(1, sum([load.tokens for load in draw.loads]))
+    full = cost * cap * AS_THEY_ARE_PERCENT // (100 * tokens)
+    if draw.last:
+        steps = max(2, -(-cost // max(1, num_packs * budget)))
+        budget = min(budget, cost * 101 // (100 * steps * num_packs))
+    costs.sort()
+    single = [costs[len(costs) * part // 4 - 1] for part in (4, 3, 2) if len(costs) >= 4]
+    found = [budget, *(budget * percent // 100 for percent in OTHERS_PERCENT), full, *single]
+    return [max(budget, min(costs)) for budget in found]

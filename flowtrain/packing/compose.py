@@ -24,8 +24,8 @@ from typing import Any
 
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.load import Caps
-from flowtrain.packing.policies import POLICIES, Draw, Slots
-from flowtrain.packing.spec import CompositionSpec
+from flowtrain.packing.policies import POLICIES, Draw, Due, Slots
+from flowtrain.packing.spec import GRACE_STEPS, CompositionSpec
 from flowtrain.packing.units import build_packs
 from flowtrain.packing.window import Window
 from flowtrain.types import Phase, SampleMeta, SkippedRow, Step
@@ -61,7 +61,6 @@ class Composer:
         self._incoming: deque[SampleMeta | SkippedRow] = deque()
         self._ended = False
         self._heavy_above = heavy_tokens(spec, cost)
-        self._wait = spec.wait_steps
 
     @property
     def cost(self) -> CostModel:
@@ -161,12 +160,15 @@ class Composer:
         if not loads:
             return None
         self.step += 1
-        due, due_packs = self._window.due(self.step) if self._policy.bounded else ([], [])
+        due, early = Due(), Due()
+        if self._policy.bounded:
+            due = Due(*self._window.due(self.step))
+            early = Due(*self._window.due(self.step, GRACE_STEPS))
         last = self._over and not self._incoming and not self._window.full
-        slots = self._policy.compose(Draw(loads, self.spec, self.cost, self._caps, due, due_packs, last))
+        slots = self._policy.compose(Draw(loads, self.spec, self.cost, self._caps, due, early, last))
         taken = {load.position for slot in slots for pack in slot for load in pack.loads}
         assert taken, "a step took no row"
-        assert all(load.position in taken for load in due), "a row that is due was left out"
+        assert all(load.position in taken for load in due.loads), "a row that is due was left out"
         self._window.take(taken)
         state = self.state_dict()
         self._fill()
@@ -188,7 +190,7 @@ class Composer:
         self._cursor = row.position + 1
         if isinstance(row, SampleMeta):
             heavy = row.tokens > self._heavy_above
-            self._enter(row, self.step + 1 + self._wait * (2 if heavy else 1), heavy)
+            self._enter(row, self.step + 1 + self.spec.longest_wait(heavy), heavy)
 
     def _enter(self, sample: SampleMeta, due: int, heavy: bool) -> None:
         load = self._caps.load(sample, self._cost, due, heavy)

@@ -12,6 +12,9 @@ from flowtrain.types import SampleMeta
 Sync = Literal["step", "microbatch", "beat"]
 """Where consumer ranks wait for one another: once a step, in every slot, or in every beat of a pipeline."""
 
+GRACE_STEPS = 2
+"""Steps that a row may wait beyond the usual bound where its step would be uneven with it (long runs of one source)."""
+
 
 def sync_of(layout: Layout) -> Sync:
     """The synchronisation pattern of a backbone's layout.
@@ -47,7 +50,8 @@ class CompositionSpec:
         sync: where ranks wait for one another; follows from the layout (`sync_of`).
         own_pack: whether a row of more than `max_tokens` gets a pack of its own; otherwise it cannot be composed.
         max_wait_steps: most steps between a row's entry into the window and its training, for policies that bound it;
-            a row that alone costs more than a full pack of short ones may wait twice as long.
+            `GRACE_STEPS` more where a step would else be uneven; a row that alone costs more than a full pack of short
+            ones may wait twice as long.
         pad_tokens: a pack's padded length is a multiple of this.
     """
 
@@ -85,6 +89,10 @@ class CompositionSpec:
     def wait_steps(self) -> int:
         """The bound in force: a row is in the window for `lookahead` steps even in order of arrival."""
         return max(self.max_wait_steps, self.lookahead)
+
+    def longest_wait(self, heavy: bool) -> int:
+        """The bound that nothing exceeds."""
+        return max(2 * self.wait_steps, self.wait_steps + GRACE_STEPS) if heavy else self.wait_steps + GRACE_STEPS
 
     def vision_bytes(self, sample: SampleMeta) -> int:
         """Pool bytes of a sample; a row without images takes none."""

@@ -6,7 +6,7 @@ Keys are whole numbers, cost above and age below, so that among rows of equal co
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right, insort
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from flowtrain.packing.load import Bin, Caps, Load
 
@@ -52,16 +52,16 @@ class Stock:
             self.remove(load)
             pack.add(load)
 
-    def exchange(self, pack: Bin, target: int, above: bool, kept: int) -> bool:
+    def exchange(self, pack: Bin, target: int, above: bool, kept: Collection[int]) -> bool:
         """Exchange one row of the pack so that its cost comes nearest to the target; whether one was.
 
-        Only from below unless `above`. Rows due by step `kept` stay.
+        Only from below unless `above`. Rows at the positions `kept` stay.
         """
         lack = target - pack.cost
         best, gone, come = abs(lack), None, None
         keys, loads, guards, room = self.keys, self.loads, self.caps.guards, pack.room
         for load in pack.loads:
-            if load.due <= kept:
+            if load.position in kept:
                 continue
             wanted = load.cost + lack
             place = bisect_right(keys, (wanted + 1) << AGE_BITS)

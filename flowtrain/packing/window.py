@@ -1,13 +1,13 @@
 """The rows among which the next step is chosen, and the promise on how long one may wait.
 
-A row enters at step e (the next one to be composed) and is *due* at e + wait, wait being `spec.wait_steps`, twice that
-for heavy rows. The promise, that no row runs after the step in which it is due, holds by construction:
+A row enters at step e (the next one to be composed) and is *due* at e + `spec.longest_wait`. The promise, that no row
+runs after the step in which it is due, holds by construction, for any wait of at least `spec.wait_steps`:
 
     rows by (due, position) ──next-fit──▶ packs 0 1 2 … │ K K+1 … │ …      K packs a step (or N rows a step)
                                           step t        │ t+1     │        the layout in which rows would leave
                                                                            if nothing were chosen any more
 
-1. A row is let in while the layout has at most (wait + 1) · K packs, so every row's place is no later than its due.
+1. A row is let in while the layout has at most (wait_steps + 1) · K packs, so its place is no later than its due.
 2. Before step t is composed: when a row's place is exactly its due (it is *tight*), step t must have all rows of the
    first K packs if some tight row lies behind them, else only those whose due is t. They fit: the layout packs them.
 3. Then every row left keeps its promise at t + 1. If the first K packs left, all others move forward by one step. If
@@ -159,30 +159,35 @@ class Window:
         """Costs by another model; what was promised stays."""
         self.loads = [self.caps.load(load.sample, cost, load.due, load.heavy) for load in self.loads]
 
-    def due(self, step: int) -> tuple[list[Load], list[list[Load]]]:
-        """Rows that step `step` must have, and the packs of the layout's first step that show that they fit."""
-        ordered = self._by_due()
-        tight_behind = self._tight_behind(ordered, step)
-        if not ordered or (ordered[0].due > step and not tight_behind):
+    def due(self, step: int, early: int = 0) -> tuple[list[Load], list[list[Load]]]:
+        """Rows that step `step` must have, and the packs of the layout's first step that show that they fit.
+
+        `early`: rows that are not heavy count as due so many steps before they are.
+        """
+        ordered = self._by_due(early)
+        tight_behind = self._tight_behind(ordered, step, early)
+        if not ordered or (not tight_behind and ordered[0].due - (0 if ordered[0].heavy else early) > step):
             return [], []
         chosen: list[Load] = []
         packs: dict[int, list[Load]] = {}
         layout = Layout(self.caps, self.spec.num_packs)
         for load in ordered:
             place = layout.place(load)
-            if place < self.places_per_step and (tight_behind or load.due <= step):
+            due = load.due if load.heavy else load.due - early
+            if place < self.places_per_step and (tight_behind or due <= step):
                 chosen.append(load)
                 packs.setdefault(place, []).append(load)
         return chosen, list(packs.values())
 
-    def _tight_behind(self, ordered: Sequence[Load], step: int) -> bool:
+    def _tight_behind(self, ordered: Sequence[Load], step: int, early: int) -> bool:
         """Whether a row behind the first step of the layout has its place there where it is due, or later.
 
         Of the rows of one step of the layout, the first is due first, so it alone is looked at.
         """
         per_step = self.places_per_step
         if self.spec.num_packs is None:
-            return any(load.due - step <= level for level, load in enumerate(ordered[::per_step]) if level)
+            firsts = list(enumerate(ordered[::per_step]))[1:]
+            return any(load.due - (0 if load.heavy else early) - step <= level for level, load in firsts)
         left, places, guards, full = self.caps.guards - 1, 0, self.caps.guards, self.caps.room
         for load in ordered:
             if not load.heavy:
@@ -190,12 +195,14 @@ class Window:
                 if left & guards == guards:
                     continue
                 left = full - load.use
-            if places and places % per_step == 0 and load.due - step <= places // per_step:
-                return True
+            if places and places % per_step == 0:
+                due = load.due if load.heavy else load.due - early
+                if due - step <= places // per_step:
+                    return True
             places += 1
         return False
 
-    def _by_due(self) -> list[Load]:
+    def _by_due(self, early: int) -> list[Load]:
         if not self._num_heavy:
             return self.loads
-        return sorted(self.loads, key=lambda load: (load.due, load.position))
+        return sorted(self.loads, key=lambda load: (load.due - (0 if load.heavy else early), load.position))

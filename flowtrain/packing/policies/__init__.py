@@ -5,7 +5,7 @@ from flowtrain.packing.policies.dynamic import Dynamic
 from flowtrain.packing.policies.ffd import FirstFitDecreasing
 from flowtrain.packing.policies.karmarkar_karp import KarmarkarKarp
 from flowtrain.packing.policies.paper import Paper
-from flowtrain.packing.policies.protocol import Draw, Policy, Slots
+from flowtrain.packing.policies.protocol import Draw, Due, Policy, Slots
 from flowtrain.packing.policies.raw_size import RawSize
 from flowtrain.packing.policies.wlb import WlbQueues
 
@@ -20,4 +20,4 @@ POLICIES: dict[str, Policy] = {
 }
 """Name in `packing.policy` → policy."""
 
-__all__ = ["POLICIES", "Draw", "Policy", "Slots"]
+__all__ = ["POLICIES", "Draw", "Due", "Policy", "Slots"]

@@ -2,7 +2,8 @@
 
 A step of given packs (K = packs over all ranks):
 
-1. *Budget*: what a pack full of short rows costs (`budget_of`). Every pack is to cost just that, so steps are alike.
+1. *Budget*: what a pack full of short rows costs. Every pack is to cost just that, so steps are alike. Where that
+   leaves packs uneven (a window without short rows), other budgets are tried and the best use of time wins.
 2. *Dear rows*, those that alone cost more than the budget, run together: as soon as there is one for every rank, or one
    is due, they get a slot, whose budget is the dearest of them.
 3. Rows that are due come first; then the oldest rows, as many as take `PREFIX` of the budgets: dearest first into the
@@ -26,9 +27,9 @@ from itertools import chain
 from operator import attrgetter
 
 from flowtrain.packing.balance import fewest_packs, improve, spread
-from flowtrain.packing.budget import budget_of
+from flowtrain.packing.budget import budgets_of
 from flowtrain.packing.load import Bin, Caps, Load
-from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.policies.protocol import Draw, Due, Slots
 from flowtrain.packing.slots import ordered_slots, slots_of
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.packing.stock import Stock
@@ -40,6 +41,15 @@ PREFIX_PERCENT = 97
 STOCK_PER_PACK = 4
 STOCK_ROWS = 1024
 """Rows behind the oldest among which packs find what they lack: enough for a dense choice, few enough to be quick."""
+
+EVEN_SHARE = 250
+"""Budgets other than the first are tried when ranks that meet in every slot lose more than this share (one in …)."""
+
+GRACE_SHARE = 66
+"""Rows may wait beyond the usual bound when ranks would lose more than this share (one in …)."""
+
+OVERHEAD_SHARE = 40
+"""What a microbatch costs however little it holds, as a share of its budget: weighs even packs against full ones."""
 
 ROUNDS = 2
 """Exchanges a pack may make."""
@@ -69,13 +79,43 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
     if draw.last and (bins := spread(draw.loads, num_packs, draw.caps)) is not None:
         improve(bins, draw.caps)
         return bins
-    budget = budget_of(draw)
-    bins, budgets = _dear_slots(draw, num_packs, budget)
+    budgets = budgets_of(draw, num_packs)
+    overhead = budgets[0] // OVERHEAD_SHARE * (num_packs // draw.num_ranks)
+    best: list[Bin] = []
+    slots, cost = 1, 0
+    # Rows that have waited for the usual bound come first; only a step uneven with them is tried without.
+    for due, share in ((should_have(draw), EVEN_SHARE), (draw.due, GRACE_SHARE)):
+        if best and (due is draw.early or slots * draw.num_ranks * share <= cost * (share + 1)):
+            break
+        for budget in budgets:
+            other = _packs_of(draw, num_packs, budget, due)
+            other_slots, other_cost = _spent(other, draw.num_ranks)
+            if (other_slots + overhead) * cost < (slots + overhead) * other_cost:
+                best, slots, cost = other, other_slots, other_cost
+            if slots * draw.num_ranks * EVEN_SHARE <= cost * (EVEN_SHARE + 1):
+                return best
+    return best
+
+
+def should_have(draw: Draw) -> Due:
+    """Rows that have waited for the usual bound, if they are all of those that are due."""
+    early = {load.position for load in draw.early.loads}
+    return draw.early if all(load.position in early for load in draw.due.loads) else draw.due
+
+
+def _spent(bins: Sequence[Bin], num_ranks: int) -> tuple[int, int]:
+    """Time of a step whose ranks meet in every slot, and the cost of its packs."""
+    costs = sorted([pack.cost for pack in bins], reverse=True)
+    return sum(costs[::num_ranks]), sum(costs)
+
+
+def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
+    """Steps 2 to 5."""
+    bins, budgets = _dear_slots(draw, num_packs, budget, due)
     taken = {load.position for pack in bins for load in pack.loads}
-    due = [load for load in draw.due if load.position not in taken]
-    if not _place_due(due, bins, budgets, draw.caps):
+    if not _place_due([load for load in due.loads if load.position not in taken], bins, budgets, draw.caps):
         bins = [draw.empty_pack() for _ in range(num_packs)]
-        for pack, loads in zip(bins, draw.due_packs, strict=False):
+        for pack, loads in zip(bins, due.packs, strict=False):
             for load in loads:
                 pack.add(load)
         budgets = [budget] * num_packs
@@ -86,7 +126,7 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
     stock = Stock(chain(spilled, behind), draw.caps)
     for number in sorted(range(num_packs), key=lambda n: (bins[n].cost - budgets[n], n)):
         stock.fill(bins[number], budgets[number])
-    kept = draw.due[-1].due if draw.due else 0
+    kept = {load.position for load in due.loads}
     for pack, most in zip(bins, budgets, strict=True):
         for _ in range(ROUNDS):
             if most - pack.cost <= most // EXCHANGE_ABOVE or not stock.exchange(pack, most, False, kept):
@@ -94,12 +134,12 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
     return bins
 
 
-def _dear_slots(draw: Draw, num_packs: int, budget: int) -> tuple[list[Bin], list[int]]:
+def _dear_slots(draw: Draw, num_packs: int, budget: int, due: Due) -> tuple[list[Bin], list[int]]:
     """Step 2: packs and their budgets, dear rows placed as the first of their packs."""
     ranks = draw.num_ranks
     dear = sorted((load for load in draw.loads if load.cost > budget), key=lambda load: (load.due, load.position))
-    due = {load.position for load in draw.due}
-    num_due = max((number for number, load in enumerate(dear, start=1) if load.position in due), default=0)
+    now = {load.position for load in due.loads}
+    num_due = max((number for number, load in enumerate(dear, start=1) if load.position in now), default=0)
     num_slots = min(max(len(dear) // ranks, -(-num_due // ranks)), num_packs // ranks)
     bins = [draw.empty_pack() for _ in range(num_packs)]
     budgets = [budget] * num_packs
@@ -169,14 +209,15 @@ def _longest_first(loads: Sequence[Load], bins: Sequence[Bin], budgets: Sequence
 
 def _given_rows(draw: Draw) -> list[Bin]:
     assert draw.num_rows is not None
-    chosen = choose(draw.loads, draw.num_rows, draw.due)
+    due = should_have(draw).loads
+    chosen = choose(draw.loads, draw.num_rows, due)
     bins = fewest_packs(chosen, draw.num_ranks, draw.caps)
     taken = {load.position for load in chosen}
     left = [load for load in draw.loads if load.position not in taken]
     if left:
         target = sum(pack.cost for pack in bins) // len(bins)
         stock = Stock(left[: STOCK_PER_PACK * len(bins) + STOCK_ROWS], draw.caps)
-        kept = draw.due[-1].due if draw.due else 0
+        kept = {load.position for load in due}
         for pack in bins:
             for _ in range(ROUNDS):
                 if abs(target - pack.cost) <= target // EXCHANGE_ABOVE or not stock.exchange(pack, target, True, kept):

@@ -21,14 +21,22 @@ Slots = list[list[Bin]]
 
 
 @dataclass(frozen=True, slots=True)
+class Due:
+    """Rows that a step must have, and packs that hold them, within the caps and no more than the step has."""
+
+    loads: Sequence[Load] = ()
+    packs: Sequence[Sequence[Load]] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Draw:
     """One step to be composed.
 
     Attributes:
         loads: the window, in position order; never empty.
         spec, cost, caps: the rules.
-        due: rows that must be in this step, and packs that hold them.
-        due_packs: packs that hold the due rows, within the caps and no more than the step has.
+        due: rows that must be in this step.
+        early: rows that should be, since they have waited for the usual bound.
         last: whether no rows will come beside these.
     """
 
@@ -36,8 +44,8 @@ class Draw:
     spec: CompositionSpec
     cost: CostModel
     caps: Caps
-    due: Sequence[Load] = ()
-    due_packs: Sequence[Sequence[Load]] = ()
+    due: Due = Due()
+    early: Due = Due()
     last: bool = False
 
     @property

@@ -142,9 +142,9 @@ def assert_units(spec: CompositionSpec, samples: Sequence[SampleMeta], units: Se
 def assert_waits(spec: CompositionSpec, steps: Sequence[Step]) -> None:
     """The promise on waiting; what entered the window is told by the steps' cursors."""
     if POLICIES[spec.policy].bounded and steps:
-        assert max(row_waits(steps)) <= 2 * spec.wait_steps
+        assert max(row_waits(steps)) <= spec.longest_wait(heavy=True)
         taken = [sample for step in steps for sample in step.samples]
         most = COST.length_cost(spec.max_tokens // 8) * 8
         waits = zip(row_waits(steps), taken, strict=True)
         ordinary = [wait for wait, sample in waits if COST.length_cost(sample.tokens) <= most]
-        assert max(ordinary, default=0) <= spec.wait_steps
+        assert max(ordinary, default=0) <= spec.longest_wait(heavy=False)

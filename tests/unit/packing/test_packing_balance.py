@@ -105,7 +105,7 @@ def test_exchange_comes_nearer_and_loses_nothing(inside: list[Load], outside: li
     stock.fill(pack, pack.cost + 200)
     before, together = pack.cost, {load.position for load in pack.loads} | set(stock.loads)
     assert keeps_caps(pack)
-    changed = stock.exchange(pack, target, above, kept=-1)
+    changed = stock.exchange(pack, target, above, kept=())
     assert abs(target - pack.cost) < abs(target - before) if changed else pack.cost == before
     assert above or pack.cost <= max(before, target)
     assert keeps_caps(pack)
