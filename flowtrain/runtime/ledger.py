@@ -102,6 +102,7 @@ class Ledger:
         self._books: dict[int, StepBook] = {}
         self._total = total
         self._pace = Pace()
+        self._told_fit = False
         self._before_seconds = self.totals.wall_seconds
         self._started = self._step_start = time.monotonic()
 
@@ -140,6 +141,13 @@ class Ledger:
         """Another cost model holds from `step` on; `fitted`: the lines behind it."""
         worth = {} if fitted is None else {"calls": fitted.packs.num_calls, "error": fitted.packs.error}
         self.files.decision(step, "cost", **choice.to_dict(), **worth)
+        if fitted is not None and not self._told_fit:
+            self._told_fit = True
+            packs = fitted.packs
+            self.line(
+                f"step {step}: packs are composed by measured times from here on "
+                f"(error {100 * packs.error:.1f} % over {packs.num_calls} packs)"
+            )
 
     def ended(self, skipped: Iterable[SkippedRow]) -> None:
         """There will be no more steps; `skipped`: rows behind the last one."""

@@ -60,13 +60,14 @@ def steps() -> list[Step]:
 def make_ledger(digits: Path, tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
     stack = ExitStack()
 
-    def make(state: dict[str, Any] | None = None, resume_step: int | None = None) -> Ledger:
+    def make(state: dict[str, Any] | None = None, resume_step: int | None = None, producers: int = 1) -> Ledger:
         config = Config.model_validate(
             {
                 "run": {"dir": tmp_path},
                 "model": {"path": digits / "model"},
                 "data": {"train": digits / "data/train.parquet"},
                 "consumers": {"num": 2},
+                "producers": {"num": producers},
                 "packing": {"max_tokens": SPEC.max_tokens},
                 "telemetry": {"progress": "off"},
             }
@@ -204,3 +205,29 @@ def test_a_run_that_ends_early_says_why(make_ledger: Callable[..., Ledger], caps
     ledger.record(1, 0)
     ledger.close(None)
     assert "the run ended after 1 of 3 steps: epochs count rows, and 1 of 5 were skipped" in capsys.readouterr().out
+
+
+def test_both_sides_tell_how_evenly_they_are_loaded(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
+    """Balance on text tokens alone leaves vision stragglers, so the producers' loads are told as well (P13)."""
+    ledger, step = make_ledger(producers=2), steps()[0]
+    ledger.composed(step, [], MODEL)
+    units = [unit for pack in step.packs for unit in pack.units]
+    for number, unit in enumerate(units):
+        refs = tuple(EmbeddingRef(s.position, unit.id, 0, 256, (), (), 0) for s in unit.samples)
+        producer = int(number > 0)
+        ledger.encoded(UnitEncoded(unit.id, producer, refs, (), 3.0 if producer else 1.0, 0.0), occupancy=0.0)
+    for pack in step.packs:
+        seconds = 1.0 + 2.0 * pack.rank
+        ledger.trained(PackTrained(Phase.TRAIN, step.index, pack.slot, pack.rank, 1.0, 4, seconds, 0.0), 0)
+    result = StepResult(1.0, 8, {}, clip=1.0, applied=True, finite=True)
+    ledger.updated(step, result, {Module.BACKBONE: 1e-3}, {})
+    ledger.record(1, 0)
+    ledger.close(None)
+    [record] = lines(tmp_path / "metrics.jsonl")
+    patches = [unit.patches for unit in units]
+    rest = sum(patches[1:])
+    assert record["pack/imbalance_encoder"] == pytest.approx(2 * max(patches[0], rest) / sum(patches))
+    assert record["pack/imbalance_encoder_measured"] == pytest.approx(2 * 3.0 * (len(units) - 1) / (3 * len(units) - 2))
+    assert record["pack/imbalance"] == pytest.approx(1.0)
+    assert record["pack/imbalance_measured"] == pytest.approx(1.5)
+    assert record["pack/cost_error(%)"] is None
