@@ -20,7 +20,7 @@ import typer
 
 from flowtrain.cli import failure
 from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
-from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError
+from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError, PlanError
 
 if TYPE_CHECKING:
     from flowtrain.allocator.profile import Profile
@@ -61,9 +61,7 @@ def launch(
 
     config = load_config(path, overrides or ()).config
     if plan_file is not None:
-        from flowtrain.allocator.planfile import obey, read_plan_file
-
-        config = obey(config, read_plan_file(plan_file))
+        config = _obeyed(config, plan_file)
     if dry_run:
         _show(config, json_file)
         return
@@ -187,6 +185,21 @@ def _open_spans(run_dir: Path) -> str:
     files = sorted(folder.iterdir()) if folder.is_dir() else []
     spans = [f"{file.name}: {span}" for file in files if (span := read_last_span(file))]
     return f" ({', '.join(spans)})" if spans else ""
+
+
+def _obeyed(config: Config, plan_file: Path) -> Config:
+    """The config with what a plan file says; refused, with file and line, where this machine cannot run it."""
+    from flowtrain.allocator import local_inventory, make_plan
+    from flowtrain.allocator.planfile import obey, read_plan_file
+    from flowtrain.shapes import read_shape
+
+    plan = read_plan_file(plan_file)
+    config = obey(config, plan)
+    try:
+        make_plan(config, read_shape(config.model.path), local_inventory())
+    except PlanError as error:
+        raise PlanError(f"{plan.places['producers.layout']}: the plan does not fit: {error}") from error
+    return config
 
 
 def _plan(config: Config) -> tuple[Config, Plan, tuple[str, ...]]:

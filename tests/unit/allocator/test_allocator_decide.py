@@ -1,0 +1,198 @@
+"""What launch decides for itself: keys bind, the pool bounds, the faster placement is taken, plan files are obeyed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowtrain.allocator import Inventory, decide, make_plan
+from flowtrain.allocator.planfile import obey, read_plan_file
+from flowtrain.allocator.policies import POLICIES
+from flowtrain.allocator.profile import Measured, PackWork, Profile, Provenance, Timing
+from flowtrain.allocator.stats import SIZES_SUFFIX, known_stats
+from flowtrain.config.schema import Config
+from flowtrain.data import sources
+from flowtrain.errors import ConfigError, PlanError
+from flowtrain.shapes import ModelShape, read_shape
+
+GIB = 2**30
+
+
+def cores(number: int, **more: Any) -> Inventory:
+    return Inventory(cpus=number, gpus=0, memory_bytes=4 * GIB * number, shm_bytes=GIB, **more)
+
+
+def config(emoji: Path, **sections: Any) -> Config:
+    required = {"model": {"path": emoji / "model"}, "data": {"train": emoji / "data/train.jsonl"}}
+    return Config.model_validate({**required, **sections})
+
+
+@pytest.fixture
+def shape(emoji: Path) -> ModelShape:
+    return read_shape(emoji / "model")
+
+
+def profile(encode_seconds: float, both_slower: float, colocated_slower: float) -> Profile:
+    """One in which a producer's order takes so long, and a consumer's one second."""
+
+    def timing(seconds: float) -> tuple[Timing, ...]:
+        return (Timing(work=1.0, seconds=seconds, spread=0.0, num=4),)
+
+    stages = []
+    for role, seconds in (("producer", encode_seconds), ("consumer", 1.0)):
+        for together, colocated, slower in (
+            (False, False, 1.0), (True, False, both_slower), (False, True, colocated_slower),
+        ):  # fmt: skip
+            stages.append(
+                Measured(
+                    role=role, device="cpu", threads=2 if colocated else 1, together=together, colocated=colocated,
+                    forward=timing(seconds * slower), update_seconds=0.0,
+                )
+            )  # fmt: skip
+    made = Provenance(
+        date="2026-01-01", flowtrain="0", python="3", torch="2", transformers="5", device="cpu", cores=2, config="x",
+        model="m", dtype="float32", freeze=("encoder",), data="d", rows_measured=(0, 1), rows_composed=(2, 3),
+        took_seconds=1.0,
+    )  # fmt: skip
+    return Profile(
+        made=made, trainable_encoder=False, consumers=1, read_seconds=0.0, call_seconds=0.0, overhead_seconds=0.0,
+        stages=tuple(stages), steps=((PackWork(rows=4, encode=1.0, train=1.0),),),
+    )  # fmt: skip
+
+
+def test_two_cores_stay_one_process_each(emoji: Path, shape: ModelShape) -> None:
+    plan = make_plan(config(emoji), shape, cores(2))
+    assert [len(side.ranks) for side in (plan.producers, plan.consumers)] == [1, 1]
+    assert [side.ranks[0].threads for side in (plan.producers, plan.consumers)] == [1, 1]
+
+
+def test_one_core_is_shared(emoji: Path, shape: ModelShape) -> None:
+    plan = make_plan(config(emoji), shape, cores(1))
+    assert [len(side.ranks) for side in (plan.producers, plan.consumers)] == [1, 1]
+
+
+@pytest.mark.parametrize("number", [3, 8, 24])
+def test_cores_are_used_and_keys_bind(emoji: Path, shape: ModelShape, number: int) -> None:
+    given = config(emoji, consumers={"num": 2, "threads": 1})
+    decided = decide(given, shape, cores(number)).config
+    assert (decided.consumers.num, decided.consumers.threads) == (2, 1)
+    assert decided.producers.num is not None
+    assert decided.producers.threads is not None
+    assert decided.producers.num * decided.producers.threads + 2 <= number
+    assert decide(decided, shape, cores(number)).config == decided
+
+
+def test_uniform_and_set_numbers_leave_the_config_alone(emoji: Path, shape: ModelShape) -> None:
+    for given in (
+        config(emoji, allocation={"policy": "uniform"}),
+        config(emoji, producers={"num": 1}, consumers={"layout": "r1"}),
+        config(emoji, mode="monolithic"),
+    ):
+        assert decide(given, shape, cores(8)).config == given
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_makes_a_plan_that_fits(emoji: Path, shape: ModelShape, policy: str) -> None:
+    plan = make_plan(config(emoji, allocation={"policy": policy}), shape, cores(8))
+    assert sum(rank.threads for side in (plan.producers, plan.consumers) for rank in side.ranks) <= 8
+
+
+def test_a_small_pool_bounds_the_number_of_processes(emoji: Path, shape: ModelShape) -> None:
+    roomy = decide(config(emoji, pool={"bytes": "1GiB"}), shape, cores(16)).config
+    assert (roomy.producers.num or 0) * (roomy.consumers.num or 0) > 1
+    for mebibytes in (16, 24, 40):
+        tight = config(emoji, pool={"bytes": f"{mebibytes}MiB"})
+        make_plan(tight, shape, cores(16))
+
+
+def test_memory_bounds_the_number_of_processes(emoji: Path, shape: ModelShape) -> None:
+    starved = Inventory(cpus=16, gpus=0, memory_bytes=GIB, shm_bytes=GIB)
+    plan = make_plan(config(emoji), shape, starved)
+    assert [len(side.ranks) for side in (plan.producers, plan.consumers)] == [1, 1]
+
+
+def test_auto_takes_the_faster_placement_by_the_profile(emoji: Path, shape: ModelShape) -> None:
+    given = config(emoji, allocation={"placement": "auto"})
+    apart = decide(given, shape, cores(2), profile=profile(1.0, both_slower=1.1, colocated_slower=1.0))
+    assert apart.config.placement == "disaggregated"
+    together = decide(given, shape, cores(2), profile=profile(0.1, both_slower=1.5, colocated_slower=0.6))
+    assert together.config.placement == "colocated"
+    assert together.config.allocation.placement == "colocated"
+    assert len(together.notes) == 2
+    assert together.rate == pytest.approx(4 / (0.66 * 1.0))
+
+
+def test_auto_with_several_processes_asked_for_is_disaggregated(emoji: Path, shape: ModelShape) -> None:
+    given = config(emoji, allocation={"placement": "auto"}, producers={"num": 2})
+    assert decide(given, shape, cores(4)).config.allocation.placement == "disaggregated"
+
+
+def test_gpus_are_divided_as_far_as_they_are_known(emoji: Path, shape: ModelShape) -> None:
+    known = Inventory(16, 8, 64 * GIB, GIB, "NVIDIA H100 80GB HBM3", 80 * 10**9, 18)
+    decided = decide(config(emoji, model={"path": emoji / "model", "dtype": "bfloat16"}), shape, known).config
+    assert 2 < (decided.producers.num or 0) + (decided.consumers.num or 0) <= 8
+    unknown = Inventory(16, 8, 64 * GIB, GIB, "Some Other GPU")
+    assert decide(config(emoji), shape, unknown).config.producers.num is None
+
+
+def test_sizes_beside_the_rows_are_found(tmp_path: Path) -> None:
+    assert SIZES_SUFFIX == sources.SIZES_SUFFIX
+    rows = tmp_path / "train.jsonl"
+    assert known_stats(rows) is None
+    row = '{"text_tokens": 10, "vision_tokens": 8, "trained_tokens": 3, "images": [[1, 1, 8, 32]]}'
+    (tmp_path / f"train.jsonl{SIZES_SUFFIX}").write_text(row + '\n{"row": 1, "skipped": "too-long"}\n')
+    stats = known_stats(rows)
+    assert stats is not None
+    assert (len(stats), stats.lengths.tolist(), stats.image_tokens.tolist()) == (1, [18], [8])
+
+
+PLAN = """placement: disaggregated
+producers: {layout: r2, threads: 1}
+consumers:
+  layout: r3
+"""
+
+
+def written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "plan.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_plan_file_is_obeyed(emoji: Path, tmp_path: Path, shape: ModelShape) -> None:
+    obeyed = obey(config(emoji), read_plan_file(written(tmp_path, PLAN)))
+    plan = make_plan(obeyed, shape, cores(8))
+    assert (len(plan.producers.ranks), len(plan.consumers.ranks)) == (2, 3)
+    assert plan.producers.ranks[0].threads == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "told"),
+    [
+        (PLAN.replace("r3", "f4t2"), PlanError, "plan.yaml:4:3: consumers.layout: 'f4t2' can be planned"),
+        (PLAN.replace("disaggregated", "mixed"), PlanError, "plan.yaml:1:1: placement: mixed"),
+        (PLAN.replace("disaggregated", "colocated"), PlanError, "colocated runs have one process"),
+        (PLAN.replace("layout: r2", "layouts: r2"), ConfigError, "plan.yaml:2:1: producers: a plan says the layout"),
+        (PLAN.replace("threads: 1", "threads: none"), ConfigError, "plan.yaml:2:25: producers.threads: 'none'"),
+        (PLAN + "speed: 3\n", ConfigError, "plan.yaml:5:1: speed: a plan has no such key"),
+        ("- r2\n", ConfigError, "this is no plan"),
+        ("a: [\n", ConfigError, "not YAML"),
+    ],
+)
+def test_plan_file_that_cannot_be_obeyed(
+    emoji: Path, tmp_path: Path, text: str, error: type[Exception], told: str
+) -> None:
+    with pytest.raises(error, match=told.replace("'", ".").replace("[", r"\[")):
+        obey(config(emoji), read_plan_file(written(tmp_path, text)))
+
+
+def test_plan_file_and_config_must_agree(emoji: Path, tmp_path: Path) -> None:
+    plan = read_plan_file(written(tmp_path, PLAN))
+    with pytest.raises(PlanError, match=r"plan\.yaml:2:13: producers\.layout: the plan says r2 and the config r1"):
+        obey(config(emoji, producers={"num": 1}), plan)
+    with pytest.raises(PlanError, match=r"plan\.yaml:2:25: producers\.threads: the plan says 1 and the config 2"):
+        obey(config(emoji, producers={"threads": 2}), plan)
+    with pytest.raises(PlanError, match=r"plan\.yaml:1:1: placement"):
+        obey(config(emoji, allocation={"placement": "colocated"}), plan)
