@@ -1,4 +1,4 @@
-"""Bytes of the fullest device of each candidate, in the form that the search asks for (`MemoryModel`)."""
+"""The memory model as the search asks for it (`MemoryModel`): bytes of the fullest device of each candidate."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ from flowtrain.allocator.memory import memory_of
 from flowtrain.allocator.throughput import Job
 
 
-def device_bytes(load: ModuleLoad, c: CandidateTable, job: Job) -> Floats:
-    """The total of `flowtrain.allocator.memory`, without the device's context."""
-    return memory_of(load, c, job).total
+def device_bytes(load: ModuleLoad, candidates: CandidateTable, job: Job) -> Floats:
+    """Without the device's own context."""
+    return memory_of(load, candidates, job).total

@@ -175,6 +175,7 @@ def _report(question: Question, policy: str, source: Path, notes: list[str]) -> 
     from flowtrain.allocator.explain import explain
     from flowtrain.allocator.footprint import device_bytes
     from flowtrain.allocator.loads import unused_encoders
+    from flowtrain.allocator.memory import memory_of
     from flowtrain.allocator.policies import POLICIES
     from flowtrain.allocator.refuse import refusal
     from flowtrain.allocator.report import Report
@@ -188,7 +189,10 @@ def _report(question: Question, policy: str, source: Path, notes: list[str]) -> 
     unused = unused_encoders(question.shape, question.stats)
     notes = [*notes, *(f"the data have nothing for {name}: it gets no devices" for name in unused)]
     why = explain(problem, device_bytes, found, WHOLE, question.other_data())
-    return Report(str(source), problem, found, why, tuple(notes), {})
+    parts = {
+        choice.load.name: memory_of(choice.load, choice.candidate, problem.job).parts() for choice in found.choices
+    }
+    return Report(str(source), problem, found, why, tuple(notes), parts)
 
 
 def _plan_text(report: Report) -> str:
