@@ -1,4 +1,4 @@
-"""FLOPs against torch's counter on the real model, and what freezing and packing do to them."""
+"""What freezing, packing and windows do to the FLOPs."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from flowtrain.flops import backbone_flops, encoder_flops, projector_flops, step_flops
+from flowtrain.flops import backbone_flops, encoder_flops, palm_flops, projector_flops, step_flops
 from flowtrain.packing import CostModel
-from flowtrain.shapes import ModelShape, read_shape
+from flowtrain.shapes import Mixer, ModelShape, MoeShape, RecurrentShape, read_shape
 from flowtrain.types import Cut, ImageMeta, Module, SampleMeta
 
 
@@ -21,28 +21,6 @@ def shape(emoji: Path) -> ModelShape:
 def sample(text: int, images: tuple[int, ...] = (), trained: int = 3) -> SampleMeta:
     metas = tuple(ImageMeta(8, 8, patches // 4, patches) for patches in images)
     return SampleMeta(0, 0, "row", text, sum(images) // 4, trained, metas)
-
-
-def test_forward_agrees_with_torchs_counter(emoji: Path, shape: ModelShape) -> None:
-    """The counter sees attention as the full square in the math backend: the causal half is added back."""
-    import torch
-    from torch.utils.flop_counter import FlopCounterMode
-    from transformers import AutoConfig, AutoModelForImageTextToText
-
-    config = AutoConfig.from_pretrained(emoji / "model", attn_implementation="eager")
-    model = AutoModelForImageTextToText.from_config(config, attn_implementation="eager").eval()
-    grid = torch.tensor([[1, 4, 6]])
-    pixels = torch.zeros(24, shape.vision.patch_values)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model.model.get_image_features(pixels, grid)
-    seen = counter.get_total_flops()
-    assert encoder_flops(shape.vision, [24]) + projector_flops(shape.projector, 24) == pytest.approx(seen, rel=0.01)
-
-    length = 32
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
-        model(input_ids=torch.full((1, length), 20))
-    square = 4 * shape.text.layers * shape.text.heads * shape.text.head_dim * length**2
-    assert backbone_flops(shape.text, [length]).total + square / 2 == pytest.approx(counter.get_total_flops(), rel=0.01)
 
 
 def test_attention_is_within_samples_and_images(shape: ModelShape) -> None:
@@ -88,3 +66,31 @@ def test_costs_are_the_flops_of_the_sides(shape: ModelShape, frozen: tuple[str, 
     assert cost.real(cost.pack_cost([row])) == pytest.approx(flops.backbone + moved)
     assert cost.real(cost.encode_cost([row])) == pytest.approx(flops.encoder + flops.projector - moved)
     assert cost.pack_cost([row, row]) == 2 * cost.pack_cost([row])
+
+
+def test_the_formula_of_other_papers_takes_the_square_and_every_token(shape: ModelShape) -> None:
+    length = 64
+    ours = backbone_flops(shape.text, [length])
+    assert palm_flops(shape.text, length) * length == pytest.approx(3 * (ours.total + ours.attention))
+
+
+def test_a_token_meets_some_experts(shape: ModelShape) -> None:
+    dense = shape.text
+    moe = MoeShape(experts=8, top_k=2, expert_width=dense.mlp_width, layers=tuple(range(dense.layers)), shared_width=4)
+    text = replace(dense, moe=moe)
+    more = 2 * dense.mlp_weights + dense.hidden * (3 * 4 + 8) - dense.mlp_weights
+    assert text.token_weights == dense.token_weights + dense.layers * more
+    assert text.expert_parameters == dense.layers * 8 * dense.mlp_weights
+
+
+def test_windows_of_the_backbone(shape: ModelShape) -> None:
+    text = shape.text
+    windowed = replace(text, mixers=(Mixer.WINDOW,) * text.layers, window=16)
+    assert backbone_flops(windowed, [16]) == backbone_flops(text, [16])
+    assert backbone_flops(windowed, [64]).attention < backbone_flops(text, [64]).attention
+    long, longer = (backbone_flops(windowed, [length]).attention for length in (1000, 2000))
+    assert longer == pytest.approx(2 * long, rel=0.02)
+    recurrent = RecurrentShape(weights=text.attention_weights, vectors=0, state_flops=7)
+    state = replace(text, mixers=(Mixer.RECURRENT,) * text.layers, recurrent=recurrent)
+    assert backbone_flops(state, [64]).attention == 0
+    assert backbone_flops(state, [64]).linear == backbone_flops(text, [64]).linear + 64 * 7 * text.layers

@@ -125,3 +125,24 @@ def test_the_chat_format_of_internvl_is_the_same_model(tmp_path: Path) -> None:
     }
     expected = real_parameters({**ours, "tie_word_embeddings": True})
     assert parameters(shape_of(tmp_path, chat)) == expected
+
+
+PLANS = {
+    "internvl3-8b": 7_944_373_760,
+    "qwen2.5-vl-72b": 73_410_777_344,
+    "qwen2.5-vl-7b": 8_292_166_656,
+    "qwen3-vl-30b-a3b": 31_070_754_032,
+    "qwen3-vl-8b": 8_767_123_696,
+}
+
+
+@pytest.mark.parametrize("name", sorted(PLANS))
+def test_real_models(repository: Path, name: str) -> None:
+    """By us, by transformers, and as the README of the folder says."""
+    folder = repository / "examples/plans" / name
+    shape = read_shape(folder)
+    assert not shape.generic
+    assert parameters(shape) == real_parameters(json.loads((folder / "config.json").read_text()))
+    assert sum(parameters(shape).values()) == PLANS[name]
+    assert f"`{name}`" in (readme := (folder.parent / "README.md").read_text())
+    assert f"{PLANS[name]:,}" in readme
