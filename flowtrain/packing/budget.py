@@ -7,6 +7,8 @@ cost per byte, patch or image.
 
 from __future__ import annotations
 
+from math import gcd
+
 from flowtrain.packing.load import FIELD, FIELD_BITS
 from flowtrain.packing.policies.protocol import Draw
 
@@ -34,7 +36,9 @@ def budgets_of(draw: Draw, num_packs: int) -> list[int]:
     short = [(load.cost, load.tokens) for load in draw.loads if load.tokens <= longest_short]
     short = short or [(load.cost, load.tokens) for load in draw.loads]
     tokens = max(1, sum([tokens for _, tokens in short]))
-    budget = sum([cost for cost, _ in short]) * cap * FILL_PERCENT // (100 * tokens)
+    # Rows of a few sizes fill a pack to the last token or leave a large part of it empty.
+    coarse = gcd(*[tokens for _, tokens in short]) * 100 > cap * (100 - FILL_PERCENT)
+    budget = sum([cost for cost, _ in short]) * cap * (100 if coarse else FILL_PERCENT) // (100 * tokens)
     cost, use = sum(costs), sum([load.use for load in draw.loads])
     for place, limit in enumerate(draw.caps.limits[1:], start=1):
         used = (use >> ((FIELD_BITS + 1) * place)) & FIELD

@@ -154,7 +154,8 @@ class Bin:
 
     @property
     def tokens(self) -> int:
-        return sum(load.tokens for load in self.loads)
+        """As they are, also those of a row that is longer than a pack."""
+        return sum([load.sample.tokens for load in self.loads])
 
     @property
     def encode(self) -> int:

@@ -19,6 +19,8 @@ from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
 
+from flowtrain.packing.bounds import dearest_pack, lock_step
+from flowtrain.packing.cost import CostModel
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.types import Step
 
@@ -38,6 +40,8 @@ class Measures:
     worst_step: float
     worst_lock_step: float
     worst_microbatch: float
+    lock_step_bound: float
+    microbatch_bound: float
     utilisation: float
     encode_imbalance: float
     longest_wait: int
@@ -62,9 +66,13 @@ def imbalances(costs: Sequence[Sequence[int]]) -> tuple[float, float, float]:
     return max(ranks) * num_ranks / total, sum(dearest) * num_ranks / total, max(dearest) * num_packs / total
 
 
-def measure(steps: Sequence[Step], spec: CompositionSpec, overhead: int = 0) -> Measures:
-    """Figures of these steps. Leave out what the end of the data cut short, where that is not to count."""
+def measure(steps: Sequence[Step], spec: CompositionSpec, overhead: int = 0, cost: CostModel | None = None) -> Measures:
+    """Figures of these steps. Leave out what the end of the data cut short, where that is not to count.
+
+    `*_bound`: the least that any packing of a step's rows into as many packs can reach; 1 without `cost`.
+    """
     assert steps, "no steps to measure"
+    bounds = [bounds_of(step, cost) if cost is not None else (1.0, 1.0) for step in steps]
     found = [imbalances([[pack.cost for pack in slot] for slot in step.slots]) for step in steps]
     useful = sum(pack.cost for step in steps for pack in step.packs)
     spent = sum((max(pack.cost for pack in slot) + overhead) * len(slot) for step in steps for slot in step.slots)
@@ -83,11 +91,23 @@ def measure(steps: Sequence[Step], spec: CompositionSpec, overhead: int = 0) -> 
         worst_step=max(figure[0] for figure in found),
         worst_lock_step=max(figure[1] for figure in found),
         worst_microbatch=max(figure[2] for figure in found),
+        lock_step_bound=fmean(bound[0] for bound in bounds),
+        microbatch_bound=fmean(bound[1] for bound in bounds),
         utilisation=useful / spent if spent else 1.0,
         encode_imbalance=fmean(encode) if encode else 1.0,
         longest_wait=max(waits, default=0),
         mean_wait=fmean(waits) if waits else 0.0,
     )
+
+
+def bounds_of(step: Step, cost: CostModel) -> tuple[float, float]:
+    """(lock-step, microbatch) that no packing of the step's rows can beat; the fixed cost of packs left aside."""
+    costs = [cost.sample_cost(sample) for sample in step.samples]
+    total, num_packs = sum(costs), len(step.packs)
+    if not total:
+        return 1.0, 1.0
+    ranks = num_packs // len(step.slots)
+    return lock_step(costs, ranks, len(step.slots)) * ranks / total, dearest_pack(costs, num_packs) * num_packs / total
 
 
 def row_waits(steps: Iterable[Step]) -> list[int]:

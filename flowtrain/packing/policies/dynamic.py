@@ -22,7 +22,7 @@ numbers only, ties fall by position.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import chain
 from operator import attrgetter
 
@@ -50,6 +50,10 @@ GRACE_SHARE = 66
 
 OVERHEAD_SHARE = 40
 """What a microbatch costs however little it holds, as a share of its budget: weighs even packs against full ones."""
+
+SHORTEN_BELOW_PERCENT = 97
+MOST_SHORTENED = 16
+"""Long rows exchanged for short ones to save a slot, where the window's mean fills less than this of the others."""
 
 ROUNDS = 2
 """Exchanges a pack may make."""
@@ -211,6 +215,7 @@ def _given_rows(draw: Draw) -> list[Bin]:
     assert draw.num_rows is not None
     due = should_have(draw).loads
     chosen = choose(draw.loads, draw.num_rows, due)
+    chosen = shortened(draw, chosen, {load.position for load in due})
     bins = fewest_packs(chosen, draw.num_ranks, draw.caps)
     taken = {load.position for load in chosen}
     left = [load for load in draw.loads if load.position not in taken]
@@ -224,6 +229,32 @@ def _given_rows(draw: Draw) -> list[Bin]:
                     break
     improve(bins, draw.caps)
     return bins
+
+
+def shortened(draw: Draw, chosen: list[Load], kept: Collection[int]) -> list[Load]:
+    """The rows of a step, some long ones exchanged for short ones, where that saves a slot.
+
+    Only a slot that rows of the window's mean length do not need: long rows put off for ever would need it later.
+    """
+    caps, ranks, loads = draw.caps, draw.num_ranks, draw.loads
+    mean = sum([load.tokens for load in loads]) * len(chosen) // len(loads)
+    wanted = max(1, -(-mean // (caps.limits[0] * ranks))) * ranks
+    if mean * 100 > wanted * caps.limits[0] * SHORTEN_BELOW_PERCENT:
+        return chosen
+    taken = {load.position for load in chosen}
+    short = sorted(
+        (load for load in loads if load.position not in taken), key=lambda load: (load.tokens, load.position)
+    )
+    long = sorted((n for n in range(len(chosen)) if chosen[n].position not in kept), key=lambda n: -chosen[n].tokens)
+    found = list(chosen)
+    for place, load in zip([None, *long[:MOST_SHORTENED]], [None, *short[:MOST_SHORTENED]], strict=False):
+        if place is not None and load is not None:
+            if load.tokens >= found[place].tokens:
+                break
+            found[place] = load
+        if caps.fewest_packs(found) <= wanted and spread(found, wanted, caps) is not None:
+            return found
+    return chosen
 
 
 def choose(loads: Sequence[Load], num_rows: int, due: Sequence[Load]) -> list[Load]:
