@@ -7,6 +7,7 @@ cost per byte, patch or image.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from math import gcd
 
 from flowtrain.packing.load import FIELD, FIELD_BITS
@@ -15,41 +16,39 @@ from flowtrain.packing.policies.protocol import Draw
 FILL_PERCENT = 99
 OTHER_FILL_PERCENT = 95
 AS_THEY_ARE_PERCENT = 96
-
-SHORT_SHARE = 4
-"""A row is short when this many of it fit a pack."""
-
-
 OTHERS_PERCENT = (97, 94, 90, 85)
 
+NUM_LOOKED_AT = 64
+"""Rows whose sizes tell whether rows come in a few sizes only."""
 
-def budgets_of(draw: Draw, num_packs: int) -> list[int]:
+
+def budgets_of(draw: Draw, num_packs: int) -> Iterator[int]:
     """The budget, then others to try where it leaves packs uneven: lower ones, a full pack of rows as they are,
     and costs of single rows (dearest, third quartile, median) for rows of which one fills a pack.
 
     Each is at least the cost of the window's cheapest row, so that a step is never empty. What is left at the end of
     the data is spread over the steps that it takes.
     """
-    cap = draw.spec.max_tokens
-    longest_short = cap // SHORT_SHARE
-    costs = [load.cost for load in draw.loads]
-    short = [(load.cost, load.tokens) for load in draw.loads if load.tokens <= longest_short]
-    short = short or [(load.cost, load.tokens) for load in draw.loads]
-    tokens = max(1, sum([tokens for _, tokens in short]))
+    cap, totals = draw.spec.max_tokens, draw.totals
+    cost, tokens = totals.cost, max(1, totals.use & FIELD)
     # Rows of a few sizes fill a pack to the last token or leave a large part of it empty.
-    coarse = gcd(*[tokens for _, tokens in short]) * 100 > cap * (100 - FILL_PERCENT)
-    budget = sum([cost for cost, _ in short]) * cap * (100 if coarse else FILL_PERCENT) // (100 * tokens)
-    cost, use = sum(costs), sum([load.use for load in draw.loads])
+    coarse = gcd(*[load.tokens for load in draw.loads[:NUM_LOOKED_AT]]) * 100 > cap * (100 - FILL_PERCENT)
+    short_cost, short_tokens = totals.short_cost, totals.short_tokens
+    if not short_tokens:
+        short_cost, short_tokens = cost, tokens
+    budget = short_cost * cap * (100 if coarse else FILL_PERCENT) // (100 * short_tokens)
     for place, limit in enumerate(draw.caps.limits[1:], start=1):
-        used = (use >> ((FIELD_BITS + 1) * place)) & FIELD
+        used = (totals.use >> ((FIELD_BITS + 1) * place)) & FIELD
         if used:
             budget = min(budget, cost * limit * OTHER_FILL_PERCENT // (100 * used))
-    tokens = max(1, sum([load.tokens for load in draw.loads]))
-    full = cost * cap * AS_THEY_ARE_PERCENT // (100 * tokens)
     if draw.last:
         steps = max(2, -(-cost // max(1, num_packs * budget)))
         budget = min(budget, cost * 101 // (100 * steps * num_packs))
-    costs.sort()
-    single = [costs[len(costs) * part // 4 - 1] for part in (4, 3, 2) if len(costs) >= 4]
-    found = [budget, *(budget * percent // 100 for percent in OTHERS_PERCENT), full, *single]
-    return [max(budget, min(costs)) for budget in found]
+    cheapest = draw.loads[0].cost if budget >= draw.loads[0].cost else min(load.cost for load in draw.loads)
+    yield max(budget, cheapest)
+    costs = sorted([load.cost for load in draw.loads])
+    for percent in OTHERS_PERCENT:
+        yield max(budget * percent // 100, costs[0])
+    yield max(cost * cap * AS_THEY_ARE_PERCENT // (100 * tokens), costs[0])
+    if len(costs) >= 4:
+        yield from (costs[len(costs) * part // 4 - 1] for part in (4, 3, 2))

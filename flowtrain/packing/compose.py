@@ -162,10 +162,13 @@ class Composer:
         self.step += 1
         due, early = Due(), Due()
         if self._policy.bounded:
-            due = Due(*self._window.due(self.step))
             early = Due(*self._window.due(self.step, GRACE_STEPS))
+            # What is due later cannot be due now.
+            due = Due(*self._window.due(self.step)) if early.loads else early
         last = self._over and not self._incoming and not self._window.full
-        slots = self._policy.compose(Draw(loads, self.spec, self.cost, self._caps, due, early, last))
+        slots = self._policy.compose(
+            Draw(loads, self.spec, self.cost, self._caps, due, early, self._window.totals, last)
+        )
         taken = {load.position for slot in slots for pack in slot for load in pack.loads}
         assert taken, "a step took no row"
         assert all(load.position in taken for load in due.loads), "a row that is due was left out"

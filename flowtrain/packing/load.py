@@ -159,7 +159,7 @@ class Bin:
 
     @property
     def encode(self) -> int:
-        return sum(load.encode for load in self.loads)
+        return sum([load.encode for load in self.loads])
 
     @property
     def first_position(self) -> int:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import itemgetter
 
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.load import Load
@@ -23,7 +23,7 @@ from flowtrain.packing.spec import CompositionSpec
 from flowtrain.types import EncodeUnit, Pack, Phase, UnitId
 
 Group = list[Load]
-POSITION = attrgetter("position")
+POSITION = itemgetter(Load._fields.index("position"))
 
 
 def build_packs(
@@ -49,7 +49,6 @@ def build_packs(
                 )
                 for place, (part, producer) in enumerate(zip(parts, dealt, strict=True))
             )
-            assert sum(len(unit.samples) for unit in units) == sum(1 for load in loads if load.sample.images)
             samples = tuple([load.sample for load in loads])
             total = pack.cost + cost.fixed if loads else 0
             row.append(Pack(number, rank, samples, units, total, pack.encode, padded[number][rank]))
@@ -59,7 +58,8 @@ def build_packs(
 
 def group_loads(loads: Sequence[Load], max_patches: int) -> list[Group]:
     """Step 1; a sample larger than `max_patches` goes alone."""
-    imaged = [load for load in loads if load.sample.images]
+    # A sample with images takes bytes of the pool, if only for a header; others take none.
+    imaged = [load for load in loads if load.vision_bytes]
     groups = _cut(imaged, max_patches)
     if len(groups) < 2:
         return groups

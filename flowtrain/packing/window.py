@@ -27,6 +27,9 @@ from flowtrain.packing.cost import CostModel
 from flowtrain.packing.load import FIELD, Caps, Load
 from flowtrain.packing.spec import CompositionSpec
 
+SHORT_SHARE = 4
+"""A row is short when this many of it fit a pack."""
+
 
 @dataclass(slots=True)
 class Layout:
@@ -77,6 +80,16 @@ class Layout:
 
 
 @dataclass(slots=True)
+class Totals:
+    """Sums over the window's rows, kept up to date: of all, and of the short ones (see `Window.longest_short`)."""
+
+    cost: int = 0
+    use: int = 0
+    short_cost: int = 0
+    short_tokens: int = 0
+
+
+@dataclass(slots=True)
 class Window:
     """Rows in position order.
 
@@ -92,6 +105,7 @@ class Window:
     bounded: bool
     held: Callable[[Load], bool] | None = None
     loads: list[Load] = field(default_factory=list)
+    totals: Totals = field(default_factory=lambda: Totals())
     _use: int = 0
     _num_rows: int = 0
     _num_heavy: int = 0
@@ -99,8 +113,10 @@ class Window:
     _target_rows: int = 0
     _most_places: int = 0
     _layout: Layout | None = None
+    longest_short: int = 0
 
     def __post_init__(self) -> None:
+        self.longest_short = self.spec.max_tokens // SHORT_SHARE
         if self.spec.num_packs is not None:
             self._target = self.caps.target(self.steps * self.spec.num_packs)
         else:
@@ -141,6 +157,12 @@ class Window:
     def add(self, load: Load) -> None:
         self.loads.append(load)
         self._num_heavy += load.heavy
+        totals = self.totals
+        totals.cost += load.cost
+        totals.use += load.use
+        if load.tokens <= self.longest_short:
+            totals.short_cost += load.cost
+            totals.short_tokens += load.tokens
         if self.held is None or not self.held(load):
             self._use += load.use
             self._num_rows += 1
@@ -149,15 +171,27 @@ class Window:
 
     def take(self, positions: Collection[int]) -> None:
         """Rows that leave."""
-        left = [load for load in self.loads if load.position not in positions]
-        counted = left if self.held is None else [load for load in left if not self.held(load)]
-        self._use, self._num_rows = sum([load.use for load in counted]), len(counted)
-        self._num_heavy = sum([load.heavy for load in left])
+        left, totals, longest_short = [], self.totals, self.longest_short
+        for load in self.loads:
+            if load.position not in positions:
+                left.append(load)
+                continue
+            totals.cost -= load.cost
+            totals.use -= load.use
+            self._num_heavy -= load.heavy
+            if load.tokens <= longest_short:
+                totals.short_cost -= load.cost
+                totals.short_tokens -= load.tokens
+            if self.held is None or not self.held(load):
+                self._use -= load.use
+                self._num_rows -= 1
         self.loads, self._layout = left, None
 
     def recost(self, cost: CostModel) -> None:
         """Costs by another model; what was promised stays."""
         self.loads = [self.caps.load(load.sample, cost, load.due, load.heavy) for load in self.loads]
+        self.totals.cost = sum(load.cost for load in self.loads)
+        self.totals.short_cost = sum(load.cost for load in self.loads if load.tokens <= self.longest_short)
 
     def due(self, step: int, early: int = 0) -> tuple[list[Load], list[list[Load]]]:
         """Rows that step `step` must have, and the packs of the layout's first step that show that they fit.

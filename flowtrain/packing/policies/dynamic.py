@@ -24,7 +24,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Sequence
 from itertools import chain
-from operator import attrgetter
+from operator import itemgetter
 
 from flowtrain.packing.balance import fewest_packs, improve, spread
 from flowtrain.packing.budget import budgets_of
@@ -34,7 +34,7 @@ from flowtrain.packing.slots import ordered_slots, slots_of
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.packing.stock import Stock
 
-COST = attrgetter("cost")
+COST = itemgetter(Load._fields.index("cost"))
 
 PREFIX_PERCENT = 97
 
@@ -51,9 +51,9 @@ GRACE_SHARE = 66
 OVERHEAD_SHARE = 40
 """What a microbatch costs however little it holds, as a share of its budget: weighs even packs against full ones."""
 
-SHORTEN_BELOW_PERCENT = 97
 MOST_SHORTENED = 16
-"""Long rows exchanged for short ones to save a slot, where the window's mean fills less than this of the others."""
+LEFT_OVER_PERCENT = 15
+"""Long rows exchanged for short ones to save a slot, also where the window's mean is so much above what slots hold."""
 
 ROUNDS = 2
 """Exchanges a pack may make."""
@@ -83,15 +83,14 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
     if draw.last and (bins := spread(draw.loads, num_packs, draw.caps)) is not None:
         improve(bins, draw.caps)
         return bins
-    budgets = budgets_of(draw, num_packs)
-    overhead = budgets[0] // OVERHEAD_SHARE * (num_packs // draw.num_ranks)
+    overhead = next(budgets_of(draw, num_packs)) // OVERHEAD_SHARE * (num_packs // draw.num_ranks)
     best: list[Bin] = []
     slots, cost = 1, 0
     # Rows that have waited for the usual bound come first; only a step uneven with them is tried without.
     for due, share in ((should_have(draw), EVEN_SHARE), (draw.due, GRACE_SHARE)):
         if best and (due is draw.early or slots * draw.num_ranks * share <= cost * (share + 1)):
             break
-        for budget in budgets:
+        for budget in budgets_of(draw, num_packs):
             other = _packs_of(draw, num_packs, budget, due)
             other_slots, other_cost = _spent(other, draw.num_ranks)
             if (other_slots + overhead) * cost < (slots + overhead) * other_cost:
@@ -234,13 +233,12 @@ def _given_rows(draw: Draw) -> list[Bin]:
 def shortened(draw: Draw, chosen: list[Load], kept: Collection[int]) -> list[Load]:
     """The rows of a step, some long ones exchanged for short ones, where that saves a slot.
 
-    Only a slot that rows of the window's mean length do not need: long rows put off for ever would need it later.
+    Only a slot that rows of the window's mean length hardly need: long rows put off for ever would need it later.
     """
     caps, ranks, loads = draw.caps, draw.num_ranks, draw.loads
     mean = sum([load.tokens for load in loads]) * len(chosen) // len(loads)
-    wanted = max(1, -(-mean // (caps.limits[0] * ranks))) * ranks
-    if mean * 100 > wanted * caps.limits[0] * SHORTEN_BELOW_PERCENT:
-        return chosen
+    # A little above a whole number of slots, long rows wait for a window that has fewer of them, or until they are due.
+    wanted = max(1, -(-mean * 100 // (caps.limits[0] * ranks * (100 + LEFT_OVER_PERCENT)))) * ranks
     taken = {load.position for load in chosen}
     short = sorted(
         (load for load in loads if load.position not in taken), key=lambda load: (load.tokens, load.position)

@@ -9,12 +9,13 @@ It keeps the caps of every pack and takes at least one row. Where `bounded`, it 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.load import Bin, Caps, Load
 from flowtrain.packing.spec import CompositionSpec
+from flowtrain.packing.window import Totals
 
 Slots = list[list[Bin]]
 """`slots[slot][rank]`."""
@@ -37,6 +38,7 @@ class Draw:
         spec, cost, caps: the rules.
         due: rows that must be in this step.
         early: rows that should be, since they have waited for the usual bound.
+        totals: sums over the window's rows.
         last: whether no rows will come beside these.
     """
 
@@ -46,6 +48,7 @@ class Draw:
     caps: Caps
     due: Due = Due()
     early: Due = Due()
+    totals: Totals = field(default_factory=Totals)
     last: bool = False
 
     @property
