@@ -15,6 +15,8 @@ not grow with FLOPs is in the curve's start. A file is checked when it is read; 
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 from collections.abc import Sequence
 from itertools import pairwise
@@ -24,6 +26,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.types import Role
 
@@ -211,6 +214,35 @@ def timing(observed: Sequence[tuple[float, float]]) -> Timing:
     mean = math.fsum(paces) / num
     spread = math.sqrt(math.fsum((pace - mean) ** 2 for pace in paces) / num) / mean
     return Timing(work=work, seconds=seconds, spread=spread, num=num)
+
+
+def profile_key(config: Config) -> str:
+    """A hash of what the seconds of a module depend on: a profile is of use to configs with the same."""
+    content = {
+        "model": [str(config.model.path), config.model.dtype, config.model.attention],
+        "freeze": sorted(config.train.freeze),
+        "recompute": [config.train.gradient_checkpointing, config.producers.backward],
+        "pixels": [config.data.max_pixels, config.data.min_pixels],
+        "unit": config.producers.max_unit_patches,
+        "devices": [config.producers.device, config.consumers.device],
+    }
+    return hashlib.sha256(json.dumps(content).encode()).hexdigest()[:16]
+
+
+def check_profile(profile: Profile, config: Config, path: Path) -> None:
+    """`ConfigError` when the profile was measured for another model or way of training it."""
+    if profile.made.config == profile_key(config):
+        return
+    made = profile.made
+    theirs = {"model.path": made.model, "model.dtype": made.dtype, "train.freeze": sorted(made.freeze)}
+    ours = {
+        "model.path": str(config.model.path),
+        "model.dtype": config.model.dtype,
+        "train.freeze": sorted(config.train.freeze),
+    }
+    what = [f"{key} {theirs[key]} (here {ours[key]})" for key in theirs if theirs[key] != ours[key]]
+    told = ", ".join(what) or "other settings of model, recomputation, pixels, units or devices"
+    raise ConfigError(f"{path} was measured with {told}; measure again with `flowtrain profile`")
 
 
 def read_profile(path: Path) -> Profile:

@@ -22,6 +22,7 @@ SUBCOMMANDS = (
     "flowtrain.cli.data",
     "flowtrain.cli.packing",
     "flowtrain.cli.verify",
+    "flowtrain.cli.profile",
     "flowtrain.cli.evaluate",
     "flowtrain.cli.pool",
 )

@@ -34,6 +34,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--resume", type=Path, help="checkpoint folder step-N to continue from")
     parser.add_argument("--replay", type=Path, help="decision log of a run to repeat")
     parser.add_argument("--verify", action="store_true", help="write gradients and parameters of every step")
+    parser.add_argument("--profile", type=Path, help="measure the modules and write this file, instead of a run")
+    parser.add_argument("--limit-seconds", type=float, default=90.0, help="most time to measure for")
     arguments = parser.parse_args(argv)
     run_dir = arguments.config.resolve().parent
     stop = StopRequest(deadline_seconds=25.0)
@@ -46,6 +48,11 @@ def main(argv: list[str] | None = None) -> int:
         stop.deadline_seconds = config.run.stop_deadline_seconds
         if config.cluster.address is None:
             os.environ.setdefault(LOOPBACK_ONLY, "0")
+        if arguments.profile is not None:
+            from flowtrain.runtime.profile_run import measure_to
+
+            measure_to(config, run_dir, arguments.profile, arguments.limit_seconds, stop)
+            return 0
         execute(config, run_dir, arguments.resume, stop, dump=arguments.verify, replay=arguments.replay)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -141,7 +141,13 @@ def execute(
                 )
             ledger.starting()
             _train(
-                inputs, schedule, ledger, files, stop, executor or _executor(config, plan, cluster, stop, stack), dump
+                inputs,
+                schedule,
+                ledger,
+                files,
+                stop,
+                executor or make_executor(config, plan, cluster, stop, stack),
+                dump,
             )
             if stop.requested:
                 raise stop.error()
@@ -337,7 +343,7 @@ def _joined(config: Config, stop: StopRequest, stack: ExitStack) -> Cluster | No
     return cluster
 
 
-def _executor(config: Config, plan: Plan, cluster: Cluster | None, stop: StopRequest, stack: ExitStack) -> Executor:
+def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: StopRequest, stack: ExitStack) -> Executor:
     """Stages in this process (colocated), or one Ray actor each, in the cluster joined or on a node of our own."""
     if plan.placement == "colocated":
         local = LocalExecutor()
