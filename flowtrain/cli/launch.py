@@ -202,7 +202,7 @@ def _obeyed(config: Config, plan_file: Path) -> Config:
     return config
 
 
-def _plan(config: Config) -> tuple[Config, Plan, tuple[str, ...]]:
+def _plan(config: Config, may_measure: bool = True) -> tuple[Config, Plan, tuple[str, ...]]:
     """The config with nothing left open, its plan, and what was compared to decide."""
     if config.train.step.packs is not None and config.train.max_steps is None:
         raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
@@ -212,17 +212,31 @@ def _plan(config: Config) -> tuple[Config, Plan, tuple[str, ...]]:
     shape = read_shape(config.model.path)
     check_family(shape.family)
     inventory = local_inventory()
-    decided = decide(config, shape, inventory, known_stats(config.data.train), _profile(config))
+    decided = decide(config, shape, inventory, known_stats(config.data.train), _profile(config, may_measure))
     return decided.config, make_plan(decided.config, shape, inventory), decided.notes
 
 
-def _profile(config: Config) -> Profile | None:
-    """What was measured before, where the config names it."""
+def _profile(config: Config, may_measure: bool) -> Profile | None:
+    """What was measured, where the config asks for it; `auto` measures first where nothing of use is there."""
     if config.allocation.profile == "off":
         return None
-    from flowtrain.allocator.profile import read_profile
+    from flowtrain.allocator.profile import check_profile, read_profile
 
-    return read_profile(Path(config.allocation.profile))
+    automatic = config.allocation.profile == "auto"
+    path = config.run.dir.with_name(f"{config.run.dir.name}-profile.yaml") if automatic else config.allocation.profile
+    assert isinstance(path, Path)
+    if automatic:
+        from flowtrain.cli.profile import is_current, measure
+
+        if not is_current(path, config):
+            if not may_measure:
+                typer.echo(f"warning: {path} is missing or of other settings: launch measures first", err=True)
+                return None
+            if code := measure(config, path):
+                raise typer.Exit(code)
+    profile = read_profile(path)
+    check_profile(profile, config, path)
+    return profile
 
 
 def _write_files(config: Config, plan: Plan, run_dir: Path) -> None:
@@ -244,7 +258,7 @@ def _show(config: Config, json_file: Path | None) -> None:
     from flowtrain.config.loading import dump_resolved
     from flowtrain.telemetry.files import write_atomic
 
-    config, plan, notes = _plan(config)
+    config, plan, notes = _plan(config, may_measure=False)
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(dump_resolved(config, comments=True))

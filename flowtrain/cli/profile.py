@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from flowtrain.allocator.profile import Profile
     from flowtrain.config.schema import Config
 
+LIMIT_SECONDS = 90.0
 PATIENCE_SECONDS = 30.0
 
 
@@ -38,7 +39,7 @@ def profile(
     ] = None,
     limit: Annotated[
         float, typer.Option("--limit", min=10.0, metavar="SECONDS", help="Most time, the start of processes included.")
-    ] = 90.0,
+    ] = LIMIT_SECONDS,
     overrides: Overrides = None,
     json_file: JsonFile = None,
     debug: Debug = False,
@@ -70,7 +71,19 @@ def profile(
             write_atomic(json_file, json.dumps(result, indent=2) + "\n")
 
 
-def measure(config: Config, target: Path, limit_seconds: float) -> int:
+def is_current(path: Path, config: Config) -> bool:
+    """Whether the file is a profile that this config can use."""
+    from flowtrain.allocator.profile import check_profile, read_profile
+    from flowtrain.errors import ConfigError
+
+    try:
+        check_profile(read_profile(path), config, path)
+    except ConfigError:
+        return False
+    return True
+
+
+def measure(config: Config, target: Path, limit_seconds: float = LIMIT_SECONDS) -> int:
     """Write a profile to `target` in processes of their own; returns the exit code, the last line being printed."""
     from flowtrain.cli.launch import outcome_of
     from flowtrain.cli.rundir import open_run_dir, writing

@@ -160,7 +160,7 @@ def _fill_sections(model: type[BaseModel], data: dict[str, Any]) -> None:
 
 
 def _is_path(annotation: Any) -> bool:
-    return annotation is Path or annotation in (Path | None, Literal["off"] | Path)
+    return annotation is Path or annotation in (Path | None, Literal["off", "auto"] | Path)
 
 
 def _absolute_paths(
@@ -173,7 +173,7 @@ def _absolute_paths(
         value = _get(data, key)
         if value is None and isinstance(entry.default, Path):
             value = str(entry.default)
-        if not isinstance(value, str) or (value == "off" and entry.default == "off"):
+        if not isinstance(value, str) or (value in ("off", "auto") and entry.default == "off"):
             continue
         if not value.strip() or "\0" in value:
             issues.append(Issue(known_place(places, key), key, "a path must not be empty"))

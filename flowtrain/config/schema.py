@@ -213,8 +213,10 @@ class AllocationConfig(Section):
     placement: Literal["colocated", "disaggregated", "auto"] | None = Field(
         None, description="Overrides the mode's; `auto`: the allocator takes the faster one."
     )
-    profile: Literal["off"] | Path = Field(
-        "off", description="File of measured times of the modules, to choose what is open by; `off`: by a model."
+    profile: Literal["off", "auto"] | Path = Field(
+        "off",
+        description="File of measured times of the modules, to choose what is open by; `auto`: RUN_DIR-profile.yaml, "
+        "measured first where it is missing; `off`: by a model.",
     )
     replan: Literal["off", "propose", "auto"] = Field(
         "off",

@@ -56,7 +56,9 @@ def shared_files() -> set[str]:
 class Launch:
     """One `flowtrain launch`; on exit whatever is left of it is ended."""
 
-    def __init__(self, example: str, run_dir: Path, *overrides: str, resume: str | None = None) -> None:
+    def __init__(
+        self, example: str, run_dir: Path, *overrides: str, resume: str | None = None, replay: Path | None = None
+    ) -> None:
         self.run_dir = run_dir
         self._shared_before = shared_files()
         began = time.monotonic_ns()
@@ -65,6 +67,7 @@ class Launch:
         for override in (*SMALL, f"run.dir={run_dir}", *overrides):
             command += ["--set", override]
         command += ["--resume", resume] if resume else []
+        command += ["--replay", str(replay)] if replay else []
         with self._out.open("w") as out, self._err.open("w") as err:
             self.launcher = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
         self._seen: dict[int, psutil.Process] = {}
