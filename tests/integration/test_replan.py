@@ -46,10 +46,10 @@ def log_with(log: Path, path: Path, *changes: tuple[int, int]) -> Path:
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("freeze", ["train.freeze=[encoder]", "train.freeze=[]"])
 def test_data_that_turn_bring_another_producer(train: Train, tmp_path: Path, freeze: str) -> None:
-    """The rows turn at step 13; the encoder's units then take the time that a planted delay gives them."""
-    turn = 12
-    rows = turning_rows(tmp_path / "turn.jsonl", 8 * turn, 8 * 40)
-    common = (*COMMON, f"data.train={rows}", "train.max_steps=34", freeze)
+    """The rows turn behind step 8; the encoder's units then take the time that a planted delay gives them."""
+    turn = 8
+    rows = turning_rows(tmp_path / "turn.jsonl", 8 * turn, 8 * 30)
+    common = (*COMMON, f"data.train={rows}", "train.max_steps=24", freeze)
     slow = "debug.delays={producer_unit_ms: {0: 90, 1: 90}}"
     auto = ("allocation.replan=auto", "allocation.drift_window=3")
     changed = train("emoji", *common, *auto, slow, name="changed")

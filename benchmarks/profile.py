@@ -1,0 +1,114 @@
+"""Predicted against measured samples/s on this machine: `python -m benchmarks.profile --json FILE --check`.
+
+    profile (rows from the end of the order, other sizes of packs) ─▶ predictions, written to disk ─▶ runs, judged
+
+| judged | processes |
+|---|---|
+| `disaggregated` | one producer and one consumer, the cores divided between them |
+| `colocated` | one process with all cores |
+| `auto` | what `allocation.placement: auto` takes with the profile |
+
+The job is `examples/emoji`. A run's rate is rows over seconds of its steps in metrics.jsonl, the first `SKIPPED` left
+out: they fill the pipeline and warm the processes up. Each repetition has a seed of its own, and measures a profile and
+both runs anew; the error of each is checked. Meant for a machine that does nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.record import Check, Result, main
+
+EXAMPLE = Path(__file__).resolve().parent.parent / "examples/emoji/emoji.yaml"
+NUM_STEPS = 24
+SKIPPED = 5
+REPETITIONS = 2
+PROFILE_SECONDS = 60
+MOST_ERROR = 0.15
+NAMES = {"disaggregated": "1 producer, 1 consumer", "colocated": "colocated"}
+OPEN = ("producers.threads=null", "consumers.threads=null")
+LIMIT = ("--limit", str(PROFILE_SECONDS))
+QUIET = ("telemetry.progress=off", "checkpoint.export=false", "data.eval=null", f"train.max_steps={NUM_STEPS}")
+
+
+def flowtrain(*arguments: str) -> str:
+    """Run the command line; its output. Fails with what it said."""
+    command = [sys.executable, "-m", "flowtrain.cli.main", *arguments]
+    done = subprocess.run(command, capture_output=True, text=True, env=os.environ, timeout=900, check=False)
+    if done.returncode:
+        sys.exit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr}")
+    return done.stdout
+
+
+def overrides(*pairs: str) -> list[str]:
+    return [part for pair in pairs for part in ("--set", pair)]
+
+
+def predicted_rates(folder: Path, seed: int) -> dict[str, float]:
+    """Measure a profile; what it predicts is on disk before any run."""
+    file = folder / "predicted.json"
+    sides = overrides(f"run.dir={folder / 'run'}", f"run.seed={seed}", *OPEN)
+    flowtrain("profile", str(EXAMPLE), "--out", str(folder / "profile.yaml"), "--json", str(file), *sides, *LIMIT)
+    predicted = json.loads(file.read_text())["predicted"]
+    return {placement: predicted[name]["samples_per_second"] for placement, name in NAMES.items()}
+
+
+def measured_rate(folder: Path, placement: str, seed: int) -> float:
+    """Rows a second of a run, its first steps left out."""
+    run_dir = folder / placement
+    keys = overrides(f"run.dir={run_dir}", f"run.seed={seed}", f"allocation.placement={placement}", *OPEN, *QUIET)
+    flowtrain("launch", str(EXAMPLE), *keys)
+    records = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
+    steady = [record for record in records if record["step"] > SKIPPED]
+    return sum(r["rows"] for r in steady) / sum(r["time_metrics/end_to_end(s)"] for r in steady)
+
+
+def chosen(folder: Path, seed: int) -> str:
+    """The placement that the allocator takes with the profile."""
+    keys = overrides(
+        f"run.seed={seed}", "allocation.placement=auto", f"allocation.profile={folder / 'profile.yaml'}", *OPEN
+    )
+    file = folder / "plan.json"
+    flowtrain("launch", str(EXAMPLE), "--dry-run", "--json", str(file), *keys)
+    placement: str = json.loads(file.read_text())["plan"]["placement"]
+    return placement
+
+
+def measure(seed: int) -> Result:
+    table: list[dict[str, Any]] = []
+    checks: list[Check] = []
+    for repetition in range(REPETITIONS):
+        with tempfile.TemporaryDirectory() as name:
+            folder = Path(name)
+            predicted = predicted_rates(folder, seed + repetition)
+            choice = chosen(folder, seed + repetition)
+            measured = {placement: measured_rate(folder, placement, seed + repetition) for placement in NAMES}
+        faster = max(measured, key=lambda placement: measured[placement])
+        for placement in NAMES:
+            error = predicted[placement] / measured[placement] - 1.0
+            table.append(
+                {
+                    "repetition": repetition,
+                    "placement": placement,
+                    "predicted samples/s": predicted[placement],
+                    "measured samples/s": measured[placement],
+                    "error %": 100 * error,
+                    "chosen": choice == placement,
+                    "faster": faster == placement,
+                }
+            )
+            checks.append(Check(f"error of {placement}, repetition {repetition}", abs(error), "<=", MOST_ERROR))
+        lost = measured[faster] / measured[choice] - 1.0
+        checks.append(Check(f"lost by the allocator's choice, repetition {repetition}", lost, "<=", 0.0))
+    settings = {"config": str(EXAMPLE.name), "steps": NUM_STEPS, "skipped": SKIPPED, "repetitions": REPETITIONS}
+    return Result(settings, table, checks)
+
+
+if __name__ == "__main__":
+    main("profile", measure)
