@@ -52,7 +52,8 @@ def test_planted_coefficients_are_found_through_noise_and_outliers(
     assert fitted.trusted
     for samples in packs(rng, 20):
         asked = fitted.cost.real(fitted.cost.pack_cost(samples))
-        assert asked == pytest.approx(seconds_of(samples, token, pair, pack), rel=0.06)
+        # A pack of one sample of a few tokens lies outside of what was fitted: exact to a share of a usual sample.
+        assert asked == pytest.approx(seconds_of(samples, token, pair, pack), rel=0.06, abs=0.06 * 200 * token)
     assert all(value >= 0 for value in fitted.cost.coefficients().values())
 
 
