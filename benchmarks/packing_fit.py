@@ -4,9 +4,11 @@
     odd rows,  packs of JUDGED_SIZES ─▶ training runs composed by that file ─▶ times  ⇔  what the file predicts
 
 Runs are ordinary ones of the emoji job in one process with one thread; an executor between the controller and its
-stages writes down the answers. `error` is mean |predicted − measured| / measured over the judged packs, `refitted` the
-same of a line fitted to the judged packs themselves: what the machine's noise leaves to nobody. The packs of a step are
-as for `PACKS` ranks, which would run them at the same time: largest over mean time, predicted and measured.
+stages writes down the answers. A judged run is repeated by its log, and the time of a pack is the middle one of
+`REPEATS`: bursts of other work on the machine are no property of a pack; `noise` tells how far single times lie from
+it. `error` is mean |predicted − measured| / measured over the judged packs, `refitted` the same of a line fitted to the
+judged packs themselves. The packs of a step are as for `PACKS` ranks, which would run them at the same time: largest
+over mean time, predicted and measured.
 
 The machine must have nothing else to do.
 """
@@ -18,7 +20,7 @@ import tempfile
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -44,6 +46,7 @@ JUDGED_SIZES = (448, 1024)
 PACKS = 4
 FIT_STEPS = 12
 JUDGED_STEPS = 12
+REPEATS = 3
 
 
 class Recorder:
@@ -149,18 +152,28 @@ def imbalance(values: Sequence[float]) -> float:
     return max(values) * len(values) / sum(values)
 
 
-def judged(recorder: Recorder, cost: CostModel, base: CostModel, size: int) -> dict[str, Any]:
-    times = [(samples, seconds) for _, samples, seconds in recorder.packs[WARM_UP:]]
-    refitted = fit_to([recorder], base).solve()
+def judged(repeats: Sequence[Recorder], cost: CostModel, base: CostModel, size: int) -> dict[str, Any]:
+    packs = []
+    for same in zip(*(recorder.packs for recorder in repeats), strict=True):
+        step, samples, _ = same[0]
+        assert all(other[:2] == (step, samples) for other in same), "a log repeats its run"
+        packs.append((step, samples, [seconds for _, _, seconds in same]))
+    packs = packs[PACKS * -(-WARM_UP // PACKS) :]
+    times = [(samples, median(all_seconds)) for _, samples, all_seconds in packs]
+    own = CostFit(base)
+    for samples, seconds in [*times[:WARM_UP], *times]:  # the fit leaves out as many at first
+        own.trained(0, samples, seconds)
+    refitted = own.solve()
     assert refitted is not None, "a judged run has enough packs for a line of its own"
     steps: dict[int, list[tuple[float, float]]] = {}
-    for step, samples, seconds in recorder.packs[PACKS * -(-WARM_UP // PACKS) :]:
-        steps.setdefault(step, []).append((cost.real(cost.pack_cost(samples)), seconds))
+    for step, samples, all_seconds in packs:
+        steps.setdefault(step, []).append((cost.real(cost.pack_cost(samples)), median(all_seconds)))
     whole = [step for step in steps.values() if len(step) == PACKS]
     return {
         "max_tokens": size,
         "packs": len(times),
         "mean_ms": 1000 * fmean(seconds for _, seconds in times),
+        "noise": fmean(abs(s / median(all_seconds) - 1) for _, _, all_seconds in packs for s in all_seconds),
         "error": fmean(errors(times, cost)),
         "refitted": fmean(errors(times, refitted.cost)),
         "imbalance_predicted": fmean(imbalance([predicted for predicted, _ in step]) for step in whole),
@@ -185,13 +198,17 @@ def measure(seed: int) -> Result:
         rows = []
         for size in JUDGED_SIZES:
             log = log_with(choice, config_of(folder / f"log-{size}", odd, size, 1, seed))
-            config = config_of(folder / f"judged-{size}", odd, size, JUDGED_STEPS, seed)
-            rows.append(judged(run(config, replay=log), choice.cost, base, size))
+            configs = [
+                config_of(folder / f"judged-{size}-{number}", odd, size, JUDGED_STEPS, seed)
+                for number in range(REPEATS)
+            ]
+            rows.append(judged([run(config, replay=log) for config in configs], choice.cost, base, size))
     settings = {
         "fit_sizes": FIT_SIZES,
         "fit_steps": FIT_STEPS,
         "judged_sizes": JUDGED_SIZES,
         "judged_steps": JUDGED_STEPS,
+        "repeats": REPEATS,
         "packs_a_step": PACKS,
         "seconds": choice.cost.coefficients(),
         "fit": {"calls": fitted.packs.num_calls, "error": fitted.packs.error, "r2": fitted.packs.r2},

@@ -12,6 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
@@ -33,6 +34,17 @@ SLACK = 1.25
 
 NO_POOL = 1 << 50
 """Pool bytes of a pack: more than there are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Figures of a policy, and what no packing of the same rows into as many packs can beat (means over steps)."""
+
+    measures: Measures
+    bounds: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**self.measures.to_dict(), "bounds": self.bounds}
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,15 +283,35 @@ def compose(subject: Subject, policy: str, num_steps: int) -> list[Step]:
     return steps
 
 
-def _figures(steps: list[Step], subject: Subject, policy: str) -> Measures:
+def _figures(steps: list[Step], subject: Subject, policy: str) -> Found:
     from flowtrain.packing.measure import measure
 
     # The end of the rows leaves a step short: it says nothing of the policy.
     whole = steps[:-1] if len(steps) > 1 and steps[-1].state["cursor"] >= len(subject.rows) else steps
-    return measure(whole, replace(subject.spec, policy=policy))
+    bounds = [_bounds(step, subject) for step in whole]
+    return Found(
+        measure(whole, replace(subject.spec, policy=policy)),
+        {name: fmean(bound[name] for bound in bounds) for name in bounds[0]},
+    )
 
 
-def _print(subject: Subject, found: dict[str, Measures]) -> None:
+def _bounds(step: Step, subject: Subject) -> dict[str, float]:
+    """Lower bounds of one step's imbalances and packs a rank."""
+    from flowtrain.packing.bounds import dearest_pack, fewest_packs, lock_step
+
+    ranks, slots = subject.spec.num_consumers, len(step.slots)
+    costs = [subject.cost.sample_cost(sample) for sample in step.samples]
+    tokens = [min(sample.tokens, subject.spec.max_tokens) for sample in step.samples]
+    total = sum(costs)
+    return {
+        "step": dearest_pack(costs, ranks) * ranks / total,
+        "lock_step": lock_step(costs, ranks, slots) * ranks / total,
+        "microbatch": dearest_pack(costs, ranks * slots) * ranks * slots / total,
+        "packs_per_rank": float(-(-fewest_packs(tokens, subject.spec.max_tokens) // ranks)),
+    }
+
+
+def _print(subject: Subject, found: dict[str, Found]) -> None:
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -291,25 +323,30 @@ def _print(subject: Subject, found: dict[str, Measures]) -> None:
     console.print(
         Text(f"{title}, packs of at most {spec.max_tokens} tokens, look-ahead {spec.lookahead}"), soft_wrap=True
     )
-    table = Table("largest / mean load", *found)
-    for label, value, worst in (
-        ("of ranks, a step", "step", "worst_step"),
-        ("of ranks, slot by slot", "lock_step", "worst_lock_step"),
-        ("of packs", "microbatch", "worst_microbatch"),
+    table = Table("max / mean load; bound; worst", *found)
+    for label, value in (
+        ("of ranks, a step", "step"),
+        ("of ranks, slot by slot", "lock_step"),
+        ("of packs", "microbatch"),
     ):
-        cells = (f"{getattr(m, value):.4f} (worst {getattr(m, worst):.3f})" for m in found.values())
+        cells = []
+        for f in found.values():
+            worst = getattr(f.measures, f"worst_{value}")
+            cells.append(f"{getattr(f.measures, value):.4f}; {f.bounds[value]:.4f}; {worst:.3f}")
         table.add_row(label, *cells)
+    measures = [f.measures for f in found.values()]
     if spec.num_producers > 1:
-        table.add_row("of producers", *(f"{m.encode_imbalance:.4f}" for m in found.values()))
+        table.add_row("of producers", *(f"{m.encode_imbalance:.4f}" for m in measures))
     table.add_section()
-    table.add_row("fill", *(f"{100 * m.fill:.1f} %" for m in found.values()))
-    table.add_row("packs a rank", *(f"{m.packs_per_rank:.2f}" for m in found.values()))
-    table.add_row("steps that a row waits", *(f"{m.mean_wait:.2f}, at most {m.longest_wait}" for m in found.values()))
-    table.add_row("steps", *(str(m.steps) for m in found.values()))
+    table.add_row("fill", *(f"{100 * m.fill:.1f} %" for m in measures))
+    packs = (f"{f.measures.packs_per_rank:.2f}; {f.bounds['packs_per_rank']:.2f}" for f in found.values())
+    table.add_row("packs a rank; lower bound", *packs)
+    table.add_row("steps that a row waits", *(f"{m.mean_wait:.2f}, at most {m.longest_wait}" for m in measures))
+    table.add_row("steps", *(str(m.steps) for m in measures))
     console.print(table)
 
 
-def _write_json(path: Path, subject: Subject, found: dict[str, Measures]) -> None:
+def _write_json(path: Path, subject: Subject, found: dict[str, Found]) -> None:
     from flowtrain.cli.rundir import writing
     from flowtrain.telemetry.files import write_atomic
 
@@ -319,7 +356,7 @@ def _write_json(path: Path, subject: Subject, found: dict[str, Measures]) -> Non
         "notes": list(subject.notes),
         "composition": subject.spec.to_dict(),
         "cost": subject.cost.to_dict(),
-        "policies": {name: measures.to_dict() for name, measures in found.items()},
+        "policies": {name: figures.to_dict() for name, figures in found.items()},
     }
     with writing(path):
         write_atomic(path, json.dumps(result, indent=2) + "\n")

@@ -57,6 +57,9 @@ def test_a_trace_is_shown_for_two_policies(trace: Path, tmp_path: Path, capsys: 
     arrival, dynamic = found["policies"]["arrival"], found["policies"]["dynamic"]
     assert dynamic["lock_step"] < 1.02 < arrival["lock_step"]
     assert dynamic["packs_per_rank"] == 2
+    for policy in (arrival, dynamic):
+        for name, bound in policy["bounds"].items():
+            assert 1 <= bound <= policy[name] + 1e-9, f"{name} is better than its lower bound"
     with Image.open(picture) as image:
         assert image.format == "PNG"
         assert len(image.getcolors(1 << 16) or []) > 5, "a picture has more than its background"
