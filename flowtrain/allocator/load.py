@@ -58,6 +58,7 @@ class ModuleLoad:
         pool_bytes: mean a sample that crosses the pool, written (encoder) or read (backbone).
         gradient_returns: the pool carries the same bytes back.
         head_norms: queries and keys of a head are normed.
+        head_tokens: mean a sample, those that the head runs for.
     """
 
     name: str
@@ -90,6 +91,7 @@ class ModuleLoad:
     expert_layers: int = 0
     expert_parameters: int = 0
     head_norms: bool = False
+    head_tokens: float = 0.0
 
     def __post_init__(self) -> None:
         assert min(self.layers, self.hidden, self.heads, self.kv_heads, self.linear_passes) > 0, self

@@ -141,6 +141,7 @@ def _backbone(
         expert_layers=text.expert_layers,
         expert_parameters=text.expert_parameters,
         head_norms=text.head_norms,
+        head_tokens=float(stats.trained_tokens.mean()),
     )
 
 

@@ -181,8 +181,7 @@ def _outer_parameters(load: ModuleLoad) -> tuple[float, float]:
 
 def _trained_share(load: ModuleLoad) -> float:
     """Of the tokens, those that the head runs for, on average."""
-    every = 2.0 * load.hidden * load.vocab * load.tokens
-    return min(1.0, load.outer_flops / every) if every else 1.0
+    return min(1.0, load.head_tokens / load.tokens) if load.tokens else 0.0
 
 
 def _in_flight(load: ModuleLoad, c: CandidateTable, job: Job, last: bool) -> Floats:

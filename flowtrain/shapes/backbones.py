@@ -279,6 +279,12 @@ _MIXERS = {
 def _experts(keys: Keys, layers: int) -> MoeShape | None:
     counts = [keys.get(name) for name in ("num_experts", "num_local_experts", "n_routed_experts")]
     if not any(counts):
+        others = [name for name, value in keys.values.items() if "num_experts" in name and _is_many(value)]
+        if others:
+            raise ConfigError(
+                f"{keys.file}: `{keys.path}{others[0]}` tells of experts in a form that is not known: "
+                "choose another model"
+            )
         return None
     experts = keys.size("num_experts", "num_local_experts", "n_routed_experts")
     width = keys.size("moe_intermediate_size", "intermediate_size")
@@ -293,6 +299,10 @@ def _experts(keys: Keys, layers: int) -> MoeShape | None:
     if top_k > experts:
         raise ConfigError(f"{keys.file}: `{keys.path}num_experts_per_tok` is {top_k}, of {experts} experts: lower it")
     return MoeShape(experts, top_k, width, with_experts, shared, shared_gate=bool(gated_shared))
+
+
+def _is_many(value: object) -> bool:
+    return any(isinstance(one, int) and one > 1 for one in (value if isinstance(value, (list, tuple)) else [value]))
 
 
 def _gated_delta(keys: Keys, hidden: int) -> RecurrentShape:

@@ -189,6 +189,13 @@ FAMILIES: Mapping[str, Family] = MappingProxyType(
             image_token_id=10,
         ),
         "glm4v": Family(Part("glm4v_text"), Part("glm4v_vision"), strided, tied_by_text=True, image_token_id=151343),
+        "glm46v": Family(
+            Part("glm4v_text", fixed=False),
+            Part("glm4v_vision", fixed=False),
+            strided,
+            tied_by_text=True,
+            image_token_id=151343,
+        ),
         "glm4v_moe": Family(
             Part("glm4v_moe_text"), Part("glm4v_vision"), strided, tied_by_text=True, image_token_id=151363
         ),

@@ -194,7 +194,8 @@ def read_tower(name: str, keys: Keys, kind: TowerKind, projector: ProjectorShape
         out = keys.size("out_hidden_size")
         exit_weights, outer = out * hidden * keys.size("spatial_merge_size") ** 2, outer + out
     pooled = kind.pooled and keys.flag("vision_use_head", default=True)
-    full = keys.indexes("fullatt_block_indexes", ()) if keys.get("window_size") else None
+    windowed = keys.get("window_size") and keys.get("fullatt_block_indexes") is not None
+    full = keys.indexes("fullatt_block_indexes", ()) if windowed else None
     return EncoderShape(
         name=name,
         modality="vision",
@@ -210,7 +211,7 @@ def read_tower(name: str, keys: Keys, kind: TowerKind, projector: ProjectorShape
         outer_vectors=outer + (8 * hidden + mlp_width if pooled else 0),
         full_layers=layers if full is None else len([layer for layer in full if layer < layers]),
         projector=projector,
-        window_patches=None if full is None else (keys.size("window_size") // keys.size("patch_size")) ** 2,
+        window_patches=None if full is None else max(1, keys.size("window_size") // keys.size("patch_size")) ** 2,
         tile_patches=grid if kind.fixed_size else None,
         class_tokens=1 if kind.class_token else 0,
         exit_weights=exit_weights,

@@ -264,3 +264,4 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "vision_config": SIGLIP,
     },
 }
+CONFIGS["glm46v"] = {**CONFIGS["glm4v_moe"], "model_type": "glm46v"}

@@ -12,7 +12,9 @@ import pytest
 import torch
 from shapes_configs import CONFIGS
 from transformers import AutoConfig, AutoModelForImageTextToText
+from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
+from flowtrain.errors import ConfigError
 from flowtrain.models.table import module_of_name
 from flowtrain.shapes import ModelShape, read_shape
 from flowtrain.shapes.families import FAMILIES
@@ -125,6 +127,20 @@ def test_the_chat_format_of_internvl_is_the_same_model(tmp_path: Path) -> None:
     }
     expected = real_parameters({**ours, "tie_word_embeddings": True})
     assert parameters(shape_of(tmp_path, chat)) == expected
+
+
+@pytest.mark.parametrize("family", sorted(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys() - FAMILIES.keys()))
+def test_any_other_family_is_estimated_or_refused(tmp_path: Path, family: str) -> None:
+    """Whatever transformers would write for it: a marked estimate, or a sentence with file and key."""
+    (tmp_path / "config.json").write_text(AutoConfig.for_model(family).to_json_string(use_diff=False))
+    try:
+        shape = read_shape(tmp_path)
+    except ConfigError:
+        with pytest.raises(ConfigError, match=r"config\.json"):
+            read_shape(tmp_path)
+    else:
+        assert shape.generic
+        assert min(parameters(shape).values()) > 0
 
 
 PLANS = {
