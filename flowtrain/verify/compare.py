@@ -9,6 +9,8 @@
 | 4 | learning rate | module | 1e-12 relative | 1e-12 |
 | 5 | parameters after the update | module | 1e-8 absolute | 1e-3 of the module's update |
 
+Families that compute in float32 inside have wider limits in float64 (`FLOAT32_INSIDE`).
+
 Gradients are compared before clipping and the optimizer, which hide a wrong scale; parameters after them, which shows
 a wrong clip, rate or decay. Both sides go on from their own parameters, so a fault spreads from the step in which it
 arises: `verdict.py` speaks of the first step that fails.
@@ -68,6 +70,14 @@ class Limits:
 
 
 LIMITS = {"float64": Limits(1e-10, 1e-9, 1e-8), "float32": Limits(1e-6, 1e-5, 1e-3, update=True)}
+
+FLOAT32_INSIDE = {"gemma3": Limits(1e-9, 1e-7, 1e-6), "glm4v": Limits(1e-9, 1e-7, 1e-6)}
+"""Families that compute some sums of gradients in float32 whatever the dtype (norm weights; interpolated positions):
+adding them up by packs instead of by rows rounds otherwise. Their limits in float64; `model_type` → limits."""
+
+
+def limits_of(family: str, dtype: str) -> Limits:
+    return FLOAT32_INSIDE.get(family, LIMITS[dtype]) if dtype == "float64" else LIMITS[dtype]
 
 
 @dataclass(frozen=True, slots=True)

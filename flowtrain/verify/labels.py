@@ -10,6 +10,7 @@ for which that does not hold (one that changes earlier turns) cannot be masked t
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import torch
@@ -24,7 +25,9 @@ IGNORED = -100
 def process(processor: Any, messages: list[dict[str, Any]], images: list[Any], prompt: bool) -> dict[str, torch.Tensor]:
     """Everything that the processor returns for these messages; tensors keep their leading dim of one row."""
     text = processor.apply_chat_template(messages, tokenize=False, add_generation_prompt=prompt)
-    return dict(processor(text=[text], images=[images] if images else None, return_tensors="pt"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of numpy, inside some processors
+        return dict(processor(text=[text], images=[images] if images else None, return_tensors="pt"))
 
 
 def example(processor: Any, row: RawRow) -> tuple[dict[str, torch.Tensor], torch.Tensor]:

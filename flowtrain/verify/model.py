@@ -25,7 +25,7 @@ from flowtrain.errors import ConfigError
 from flowtrain.types import Module
 
 PROJECTOR_INSIDE = re.compile(
-    r"(^|\.)(\w*merger\w*|\w*projector\w*|\w*projection|aligner|connector|\w*resampler)(\.|$)"
+    r"(^|\.)(\w*merger\w*|\w*projector\w*|\w+_projection|aligner|connector|\w*resampler)(\.|$)"
 )
 
 
@@ -104,11 +104,12 @@ def modules_of(model: Any) -> dict[str, Module]:
 
 
 def decays(model: nn.Module) -> dict[str, bool]:
-    """Whether weight decay applies: not to biases, norms and embeddings, told by the class of their owner."""
+    """Whether weight decay applies: not to biases, norms, bare vectors and embeddings, told by their owner's class."""
     result: dict[str, bool] = {}
     for owner_name, owner in model.named_modules():
         kept = isinstance(owner, nn.Embedding) or "norm" in type(owner).__name__.lower()
-        for attribute, _ in owner.named_parameters(recurse=False):
+        for attribute, parameter in owner.named_parameters(recurse=False):
             name = f"{owner_name}.{attribute}" if owner_name else attribute
-            result.setdefault(name, not (kept or attribute.endswith("bias") or "embedding" in attribute))
+            vector = parameter.ndim <= 1
+            result.setdefault(name, not (kept or vector or attribute.endswith("bias") or "embedding" in attribute))
     return result

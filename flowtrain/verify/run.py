@@ -20,7 +20,7 @@ import torch
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
-from flowtrain.verify.compare import LIMITS, Check, compare_step
+from flowtrain.verify.compare import LIMITS, Check, compare_step, limits_of
 from flowtrain.verify.record import RecordedRun
 from flowtrain.verify.reference import Reference
 from flowtrain.verify.rows import find_rows
@@ -108,7 +108,7 @@ def compare_run(config: Config, say: Say = lambda text: None) -> Outcome:
     run = RecordedRun(config.run.dir)
     weights = weights_folder(config)
     reference = Reference(config, weights, steps)
-    limits = LIMITS[config.model.dtype]
+    limits = limits_of(reference.model.config.model_type, config.model.dtype)
     done = [step for step in run.steps if step <= steps]
     rows = find_rows(config.data.train, {row_id for step in done for row_id in run.ids(step)})
     before: Mapping[str, torch.Tensor] = reference.snapshot()
