@@ -76,6 +76,9 @@ def packing(
         Literal["random", "blocked", "file"], typer.Option("--order", help="Order of a trace's rows.")
     ] = "random",
     seed: Annotated[int, typer.Option("--seed", min=0, help="Seed of a trace's order.")] = 0,
+    high_resolution: Annotated[
+        bool, typer.Option("--high-resolution", help="A trace's sizes by its high-resolution rule.")
+    ] = False,
     model: Annotated[
         Path | None, typer.Option("--model", help="Model folder whose FLOPs are a trace's costs; default: a 7B model.")
     ] = None,
@@ -96,7 +99,7 @@ def packing(
     if subject.suffix in (".yaml", ".yml"):
         given = _of_config(subject, overrides, ranks, steps, changes)
     else:
-        given = _of_trace(subject, ranks or DEFAULT_RANKS, changes, order, seed, model)
+        given = _of_trace(subject, ranks or DEFAULT_RANKS, changes, order, seed, model, high_resolution)
     made = {name: compose(given, name, steps) for name in names}
     found = {name: _figures(made[name], given, name) for name in names}
     for note in given.notes:
@@ -144,6 +147,7 @@ def _of_trace(
     order: Literal["random", "blocked", "file"],
     seed: int,
     model: Path | None,
+    high_resolution: bool,
 ) -> Subject:
     from flowtrain.packing import CostModel
     from flowtrain.packing.trace import in_order, read_trace
@@ -152,7 +156,7 @@ def _of_trace(
 
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: give a config (.yaml) or a trace of row sizes (.parquet)")
-    rows = in_order(*read_trace(path), order=order, seed=seed)
+    rows = in_order(*read_trace(path, high_resolution), order=order, seed=seed)
     if not rows:
         raise DataError(f"{path} has no rows")
     longest = max(row.tokens for row in rows)
@@ -288,27 +292,30 @@ def _figures(steps: list[Step], subject: Subject, policy: str) -> Found:
 
     # The end of the rows leaves a step short: it says nothing of the policy.
     whole = steps[:-1] if len(steps) > 1 and steps[-1].state["cursor"] >= len(subject.rows) else steps
-    bounds = [_bounds(step, subject) for step in whole]
-    return Found(
-        measure(whole, replace(subject.spec, policy=policy)),
-        {name: fmean(bound[name] for bound in bounds) for name in bounds[0]},
-    )
-
-
-def _bounds(step: Step, subject: Subject) -> dict[str, float]:
-    """Lower bounds of one step's imbalances and packs a rank."""
-    from flowtrain.packing.bounds import dearest_pack, fewest_packs, lock_step
-
-    ranks, slots = subject.spec.num_consumers, len(step.slots)
-    costs = [subject.cost.sample_cost(sample) for sample in step.samples]
-    tokens = [min(sample.tokens, subject.spec.max_tokens) for sample in step.samples]
-    total = sum(costs)
-    return {
-        "step": dearest_pack(costs, ranks) * ranks / total,
-        "lock_step": lock_step(costs, ranks, slots) * ranks / total,
-        "microbatch": dearest_pack(costs, ranks * slots) * ranks * slots / total,
-        "packs_per_rank": float(-(-fewest_packs(tokens, subject.spec.max_tokens) // ranks)),
+    found = measure(whole, replace(subject.spec, policy=policy), cost=subject.cost)
+    bounds = {
+        "step": fmean(_step_bound(step, subject) for step in whole),
+        "lock_step": found.lock_step_bound,
+        "microbatch": found.microbatch_bound,
+        "packs_per_rank": fmean(_fewest_packs(step, subject) for step in whole),
     }
+    return Found(found, bounds)
+
+
+def _step_bound(step: Step, subject: Subject) -> float:
+    """Least largest / mean rank: rows on ranks, however they are packed."""
+    from flowtrain.packing.bounds import dearest_pack
+
+    ranks, costs = subject.spec.num_consumers, [subject.cost.sample_cost(sample) for sample in step.samples]
+    return dearest_pack(costs, ranks) * ranks / sum(costs)
+
+
+def _fewest_packs(step: Step, subject: Subject) -> int:
+    """Least packs of a rank that hold the rows of the step."""
+    from flowtrain.packing.bounds import fewest_packs
+
+    cap = subject.spec.max_tokens
+    return -(-fewest_packs([min(sample.tokens, cap) for sample in step.samples], cap) // subject.spec.num_consumers)
 
 
 def _print(subject: Subject, found: dict[str, Found]) -> None:
