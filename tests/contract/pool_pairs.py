@@ -14,7 +14,7 @@ from flowtrain.messages import PoolUse
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.private import PrivateSegment
 from flowtrain.pool.segment import OwnSegment, Segment
-from flowtrain.pool.transport import make_transports
+from flowtrain.pool.transport import TRANSPORTS, make_transports
 from flowtrain.pool.transport.nixl_agent import why_missing
 from flowtrain.runtime.ray_transport import RayTransport, SegmentServer, own_endpoint
 from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
@@ -22,6 +22,9 @@ from flowtrain.types import EmbeddingRef, Phase, TensorSpec, UnitId
 SEGMENT_BYTES = 1 << 20
 SECONDS = 60.0
 PAIRS = ["local", "local-shared", "shm", "shm-spawned", "nixl", "nixl-spawned", "ray"]
+HERE = sorted(name for name in TRANSPORTS if name != "nixl" or why_missing() is None)
+"""Those whose packages are installed."""
+
 COPYING = frozenset({"nixl", "ray"})
 """Transports whose reader has copies."""
 

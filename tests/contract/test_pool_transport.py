@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from pool_pairs import COPYING, PAIRS, SECONDS, SEGMENT_BYTES, Pair, Reader, owner_of_segment
+from pool_pairs import COPYING, HERE, PAIRS, SECONDS, SEGMENT_BYTES, Pair, Reader, owner_of_segment
 
 from flowtrain.errors import LostProcessError, PlanError
 from flowtrain.pool.address import generation_of, make_address, make_owner, offset_of
@@ -203,7 +203,7 @@ def test_a_write_into_one_block_is_no_change_of_another() -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+@pytest.mark.parametrize("transport", HERE)
 def test_checksums_find_stray_writes(transport: str) -> None:
     pool, reader = owner_of_segment(transport, checksum=True), Reader(transport)
     handle = pool.handle()
@@ -217,7 +217,7 @@ def test_checksums_find_stray_writes(transport: str) -> None:
     pool.close()
 
 
-@pytest.mark.parametrize("transport", sorted(TRANSPORTS))
+@pytest.mark.parametrize("transport", HERE)
 def test_impossible_segments_are_refused(transport: str) -> None:
     for num_bytes in (0, (1 << 40) + 1):
         with pytest.raises(PlanError, match=r"change pool\.bytes"):
@@ -263,7 +263,7 @@ def test_gradients_are_flushed_before_they_are_released(pair: Pair) -> None:
 
 
 def test_every_member_of_the_protocol_is_there() -> None:
-    for name, transport in {**make_transports(TRANSPORTS), "ray": RayTransport(None, b"here")}.items():
+    for name, transport in {**make_transports(HERE), "ray": RayTransport(None, b"here")}.items():
         assert transport.name == name
         assert transport.endpoint is None or isinstance(transport.endpoint, bytes)
         assert transport.pinned_bytes == 0

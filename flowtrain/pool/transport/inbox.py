@@ -66,7 +66,8 @@ class Inbox:
                 self._ring.free(self._offsets.pop(span.address))
 
     def lose(self, spans: Iterable[Span]) -> None:
-        """A transfer into these was given up and may still write there: their bytes are never used again."""
+        """A transfer into these was given up and may still write there: their bytes are never used again, and the ring
+        comes to its end there. That is for the last seconds of a run that has lost a process."""
         self._lost.update(span.address for span in spans)
 
     def runs(self, spans: Sequence[Span]) -> Iterator[Run]:
