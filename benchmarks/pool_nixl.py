@@ -15,6 +15,7 @@ import ctypes
 import multiprocessing
 import os
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from importlib import import_module
@@ -158,5 +159,6 @@ def measure(seed: int) -> Result:
 
 if __name__ == "__main__":
     if missing := why_missing():
-        raise SystemExit(f"benchmark pool_nixl: {missing}")
-    main("pool_nixl", measure)
+        print(f"benchmark pool_nixl: left out, {missing}", file=sys.stderr)
+    else:
+        main("pool_nixl", measure)
