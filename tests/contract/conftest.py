@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
@@ -28,6 +29,9 @@ from flowtrain.plan import RankPlan
 from flowtrain.pool.client import PoolClient
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.types import Role
+
+numbers = itertools.count()
+"""Of the readers in another process: each test has one of its own."""
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +69,7 @@ def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
     owner = ActorOwner(request.getfixturevalue("actor")) if transport == "ray" else owner_of_segment(request.param)
     reader: Reader | RemoteReader
     if request.param.endswith("-spawned"):
-        reader = RemoteReader(request.getfixturevalue("remote"), id(owner), transport)
+        reader = RemoteReader(request.getfixturevalue("remote"), next(numbers), transport)
     else:
         reader = Reader(transport)
     handle = owner.handle()
