@@ -69,11 +69,12 @@ def test_what_is_lost_is_never_used_again() -> None:
     memory[:] = b"\7" * len(memory)
     inbox.lose(lost)
     inbox.give(lost)
-    with pytest.raises(ArenaFullError):  # the ring ends where the lost bytes lie
-        for _ in range(20):
-            (found,) = inbox.take(other)
-            found[:] = b"\1" * len(found)
-            inbox.give(other)
+    for _ in range(3):  # once around, up to where the lost bytes lie
+        (found,) = inbox.take(other)
+        found[:] = b"\1" * len(found)
+        inbox.give(other)
+    with pytest.raises(ArenaFullError):
+        inbox.take(other)
     assert bytes(memory) == b"\7" * len(memory)
 
 
