@@ -12,6 +12,7 @@ by `flowtrain.packing.measure` beside the lower bounds of `flowtrain.packing.bou
 | rows | steps of a given number of rows | `dynamic` |
 | single | data sets of one kind | all policies that look at cost |
 
+verl's and TRL's own functions run on the same rows where they are installed (`--peers FOLDER`).
 `--trace FILE` takes another file instead (`--cap`, else a quarter above its longest row); `--order` its order.
 """
 
@@ -23,6 +24,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from benchmarks.packing_peers import PEERS, peer_figures
 from benchmarks.packing_runs import TRACES, Run, Trace, figures, load
 from benchmarks.record import Check, Result, main
 from flowtrain.packing import POLICIES
@@ -40,9 +42,6 @@ SINGLES = (
     Trace("nextqa_video_qa", TRACES / "nextqa_video_qa.parquet", 40_960, 32_768, high_resolution=True),
 )
 LEAST_U = {"mix_sft_8k": 0.968, "mix_long_32k": 0.992}
-SLOW = frozenset({"karmarkar_karp"})
-"""Policies of which large cases are left out: one step of 512 ranks takes seconds."""
-
 Rows = list[dict[str, Any]]
 
 
@@ -51,7 +50,7 @@ def steps_for(num_packs: int) -> int:
     return 40 if num_packs <= 64 else 12 if num_packs <= 512 else 4
 
 
-def mixtures(trace: Trace, order: Order, seed: int, full: bool) -> tuple[Rows, list[Check]]:
+def mixtures(trace: Trace, order: Order, seed: int, full: bool, peers: Path | None) -> tuple[Rows, list[Check]]:
     """Parts `policies`, `strict`, `scale`, `blocked` and `rows` on one trace."""
     rows = load(trace, order, seed)
     table: Rows = []
@@ -68,6 +67,13 @@ def mixtures(trace: Trace, order: Order, seed: int, full: bool) -> tuple[Rows, l
         for policy in POLICIES:
             if policy != "dynamic":
                 run(policy, ranks, packs, trace.cap)
+    for name, make in PEERS.items():
+        if (pack := make(peers)) is None:
+            print(f"{name}: not installed, left out")
+            continue
+        for ranks, packs in small:
+            peer = Run(trace.name, trace.cap, order, name, ranks, packs, 6)
+            table.append(peer_figures(name, pack, peer, rows, peer.steps))
     ours = [run("dynamic", ranks, packs, trace.cap) for ranks, packs in (*small, *large)]
     strict = [run("dynamic", ranks, packs, trace.strict) for ranks, packs in small]
     mean = sum(row.tokens for row in rows) / len(rows)
@@ -162,7 +168,7 @@ def measure(options: argparse.Namespace, seed: int) -> Result:
     traces = MIXTURES if options.trace is None else (other(options.trace, options.cap, options.high_resolution),)
     for trace in traces:
         for order in orders:
-            add(mixtures(trace, order, seed, options.full))
+            add(mixtures(trace, order, seed, options.full, options.peers))
     if options.trace is None and options.order is None:
         for trace in SINGLES:
             add(single(trace, seed))
@@ -182,6 +188,7 @@ def run(arguments: Sequence[str]) -> None:
     parser.add_argument("--cap", type=int)
     parser.add_argument("--high-resolution", action="store_true")
     parser.add_argument("--order", choices=("random", "blocked", "file"))
+    parser.add_argument("--peers", type=Path, help="folder with verl and trl, where they are not installed")
     parser.add_argument("--full", action="store_true", help="also 4,096 packs a step")
     options, rest = parser.parse_known_args(arguments)
     main("packing", lambda seed: measure(options, seed), arguments=rest)
