@@ -31,7 +31,7 @@ from flowtrain.packing.budget import budgets_of
 from flowtrain.packing.load import Bin, Caps, Load
 from flowtrain.packing.policies.protocol import Draw, Due, Slots
 from flowtrain.packing.slots import ordered_slots, slots_of
-from flowtrain.packing.spec import CompositionSpec
+from flowtrain.packing.spec import CompositionSpec, Sync
 from flowtrain.packing.stock import Stock
 
 COST = itemgetter(Load._fields.index("cost"))
@@ -45,7 +45,9 @@ STOCK_ROWS = 1024
 EVEN_SHARE = 250
 """Budgets other than the first are tried when ranks that meet in every slot lose more than this share (one in …)."""
 
-GRACE_SHARE = 66
+BEAT_SHARE = 4
+
+GRACE_SHARE = 100
 """Rows may wait beyond the usual bound when ranks would lose more than this share (one in …)."""
 
 OVERHEAD_SHARE = 40
@@ -83,7 +85,8 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
     if draw.last and (bins := spread(draw.loads, num_packs, draw.caps)) is not None:
         improve(bins, draw.caps)
         return bins
-    overhead = next(budgets_of(draw, num_packs)) // OVERHEAD_SHARE * (num_packs // draw.num_ranks)
+    usual = next(budgets_of(draw, num_packs))
+    overhead = usual // OVERHEAD_SHARE * (num_packs // draw.num_ranks)
     best: list[Bin] = []
     slots, cost = 1, 0
     # Rows that have waited for the usual bound come first; only a step uneven with them is tried without.
@@ -92,7 +95,7 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
             break
         for budget in budgets_of(draw, num_packs):
             other = _packs_of(draw, num_packs, budget, due)
-            other_slots, other_cost = _spent(other, draw.num_ranks)
+            other_slots, other_cost = _spent(other, draw.num_ranks, draw.spec.sync, usual)
             if (other_slots + overhead) * cost < (slots + overhead) * other_cost:
                 best, slots, cost = other, other_slots, other_cost
             if slots * draw.num_ranks * EVEN_SHARE <= cost * (EVEN_SHARE + 1):
@@ -106,10 +109,16 @@ def should_have(draw: Draw) -> Due:
     return draw.early if all(load.position in early for load in draw.due.loads) else draw.due
 
 
-def _spent(bins: Sequence[Bin], num_ranks: int) -> tuple[int, int]:
-    """Time of a step whose ranks meet in every slot, and the cost of its packs."""
+def _spent(bins: Sequence[Bin], num_ranks: int, sync: Sync, budget: int) -> tuple[int, int]:
+    """Time of a step, and the cost of its packs: ranks meet in every slot, or in every beat of a pipeline.
+
+    Where they meet in slots, slots unlike each other still count a little, unless dear rows make them so.
+    """
     costs = sorted([pack.cost for pack in bins], reverse=True)
-    return sum(costs[::num_ranks]), sum(costs)
+    slots, beats = sum(costs[::num_ranks]), costs[0] * len(costs) // num_ranks
+    if sync == "beat":
+        return beats, sum(costs)
+    return slots if costs[0] > budget else slots + (beats - slots) // BEAT_SHARE, sum(costs)
 
 
 def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:

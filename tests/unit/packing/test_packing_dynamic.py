@@ -134,7 +134,7 @@ def lengths(shape: str, chance: random.Random) -> Callable[[], int]:
 @pytest.mark.parametrize(
     ("shape", "lock_step", "fill"),
     [
-        ("bimodal", 1.004, 0.88),
+        ("bimodal", 1.004, 0.86),
         ("just over half", 1.0, 0.5),
         ("just over a third", 1.0, 0.66),
         ("constant", 1.0, 0.99),
