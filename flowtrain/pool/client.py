@@ -141,6 +141,15 @@ class PoolClient:
                 self._registration.used(self._space.arena.used)
             return address
 
+    def has_room(self, payload_bytes: int) -> bool:
+        """Whether a block for so many bytes could be put now, for those whom no controller tells."""
+        return self._space is not None and self._space.room((payload_bytes,))
+
+    @property
+    def used_bytes(self) -> int:
+        """Bytes taken in this process's segment."""
+        return 0 if self._space is None else self._space.arena.used
+
     def gradients(self, ref: EmbeddingRef) -> list[torch.Tensor]:
         """Views of the gradients that were left over a sample's features."""
         with self._timer:
