@@ -26,7 +26,7 @@ MAX_BYTES = 1 << 17
 _PATTERN = (torch.arange(PRIME + MAX_BYTES) % PRIME).to(torch.uint8)
 
 context = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["pool_processes"])
+context.set_forkserver_preload(["flowtrain.pool.client"])
 
 
 def pattern(position: int, num_bytes: int) -> torch.Tensor:

@@ -192,7 +192,7 @@ print("all bytes right")
 
 
 def test_dev_shm_filled_by_another_program_in_mid_run() -> None:
-    """In a mount namespace of its own, with a /dev/shm of 4 MiB: the pool does not live there, so it does not notice."""
+    """In a mount namespace of its own, with a /dev/shm of 4 MiB: the pool does not live there and goes on."""
     mount = 'mount -t tmpfs -o size=4m tmpfs /dev/shm && exec "$@"'
     command = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", FULL, str(Path(__file__).parent)]
     if subprocess.run(["unshare", "-m", "true"], capture_output=True, timeout=20, check=False).returncode:
