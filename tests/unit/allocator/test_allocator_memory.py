@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_measured import LiveBytes, kept_storages
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
 from flowtrain.allocator.load import Candidate, CandidateTable, ModuleLoad
@@ -99,6 +101,32 @@ def test_what_a_backbone_layer_keeps(kind: str, trains: bool, n: int) -> None:
     joined = HEADS * HEAD_DIM * n
     # Row statistics of norms and attention: a few numbers a row, head and layer.
     assert 0 <= measured - (modelled - joined) <= 4 * (4 + 4 * HEADS)
+
+
+@pytest.mark.parametrize("n", [4, 2])
+def test_what_a_layer_keeps_under_selective_recompute(n: int) -> None:
+    """Torch's own, which keeps what matrices and attention make: the output of attention's last matrix too."""
+    products = {torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+
+    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+        return CheckpointPolicy.MUST_SAVE if operator in products else CheckpointPolicy.PREFER_RECOMPUTE
+
+    def alive(layers: int, rows: int) -> int:
+        model = language_model("llama", layers).model
+        places = torch.arange(rows)[None]
+        live = LiveBytes()
+        with live, torch.autocast("cpu", torch.bfloat16) if n == 2 else nullcontext():
+            hidden = torch.zeros(1, rows, HIDDEN, requires_grad=True) * 1.0
+            angles = model.rotary_emb(hidden, places)
+            for layer in model.layers:
+                contexts = partial(create_selective_checkpoint_contexts, policy)
+                run = partial(layer, position_embeddings=angles)
+                hidden = checkpoint(run, hidden, use_reentrant=False, context_fn=contexts)
+            gc.collect()
+            return live.bytes
+
+    measured = (alive(3, 64) - alive(3, 32) - alive(2, 64) + alive(2, 32)) / 32
+    assert 0.9 * measured <= kept_bytes(backbone(), n, "selective") <= measured
 
 
 @pytest.mark.parametrize("n", [4, 2])
