@@ -20,7 +20,9 @@ from transformers import AutoModelForImageTextToText
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.models import weights
-from flowtrain.models.parts import build_on_meta, from_config, places_of, read_config
+from flowtrain.models.parts import build_on_meta, check_backbone, from_config, places_of, read_config
+from flowtrain.models.playback import find_parts
+from flowtrain.types import Cut
 
 RECORD_NAME = "init.json"
 
@@ -39,7 +41,10 @@ def ensure_weights(config: Config) -> Path:
             f"model.init: pretrained, but {model_dir} has no safetensors weights; add them, or use random"
         )
     model_config = read_config(model_dir, config.model.trust_remote_code)
+    check_backbone(model_config)
     meta = build_on_meta(model_config, config.model.trust_remote_code)
+    if config.cut is Cut.BEFORE_PROJECTOR:
+        find_parts(meta)
     random = init == "random" or not present
     if not random and _names_agree(meta, model_dir):
         return model_dir

@@ -66,6 +66,16 @@ def from_config(model_config: Any, trust_remote_code: bool, dtype: torch.dtype =
         ) from error
 
 
+def check_backbone(model_config: Any) -> None:
+    """ConfigError where the backbone's attention does what the kernels for packs do not."""
+    text_config = model_config.get_text_config()
+    if getattr(text_config, "attn_logit_softcapping", None):
+        raise ConfigError(
+            f"model.path: the backbone {text_config.model_type!r} caps attention logits (attn_logit_softcapping), "
+            "which attention over packs does not support: use a model without"
+        )
+
+
 def has_experts(model_config: Any) -> bool:
     text_config = model_config.get_text_config()
     return any(getattr(text_config, name, None) for name in ("num_experts", "num_local_experts", "n_routed_experts"))

@@ -35,6 +35,16 @@ JOINED_BEFORE = frozenset({"glm4v", "glm4v_moe"})
 """Families whose encoder joins patches to tokens itself: its projector is given tokens, as wide as those it makes."""
 
 
+UNPROVEN = "their halves are not proven equal to the uncut model"
+REFUSED = {
+    "internvl_chat": "their code is not part of transformers (convert the folder to the form `internvl`)",
+    "mllama": "images enter their backbone by cross attention, not as tokens",
+    "qwen2_5_omni": "sound is not supported",
+    "qwen2_5_omni_thinker": "sound is not supported",
+}
+"""Why families that one might expect are refused."""
+
+
 @dataclass(frozen=True, slots=True)
 class ModelShape:
     """A whole model. `family` is the `model_type` of its config; the first encoder is a vision encoder.
@@ -85,9 +95,9 @@ class ModelShape:
 
 
 def check_family(family: str) -> None:
-    """ConfigError, naming the family, unless its models can be cut in two."""
+    """ConfigError, naming the family and the reason, unless its models can be cut in two."""
     if family not in CUT_FAMILIES:
         raise ConfigError(
-            f"model.path: models of the family {family!r} cannot be cut in two yet; "
+            f"model.path: models of the family {family!r} cannot be cut in two yet: {REFUSED.get(family, UNPROVEN)}; "
             f"supported: {', '.join(sorted(CUT_FAMILIES))}"
         )
