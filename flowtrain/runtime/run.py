@@ -37,6 +37,7 @@ from flowtrain.runtime.owners import producer_owners
 from flowtrain.runtime.replan import make_replan
 from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.runtime.signals import StopRequest
+from flowtrain.runtime.stage_pool import transport_warnings
 from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
 from flowtrain.shapes import ModelShape, payload_bytes, read_shape
 from flowtrain.telemetry.files import write_atomic
@@ -133,7 +134,8 @@ def execute(
         try:
             if state and (note := horizon_note(config.train, state["step"], state["total_steps"], total)):
                 ledger.line(note)
-            for warning in (*plan_warnings(config, plan, inventory), *limit_warnings(plan, limits)):
+            warnings = plan_warnings(config, plan, inventory) + transport_warnings(config, plan)
+            for warning in (*warnings, *limit_warnings(plan, limits)):
                 ledger.line(f"warning: {warning}")
             if log is not None and log.plan_differs(inputs.first_step + 1, plan_to_dict(plan)):
                 ledger.line(

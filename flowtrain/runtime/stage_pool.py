@@ -16,6 +16,7 @@ import os
 from pathlib import Path
 
 from flowtrain.config.schema import Config
+from flowtrain.plan import Plan
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.private import make_segment
 from flowtrain.pool.registry import Entry, register, run_name, start_of
@@ -34,6 +35,17 @@ def transport_names(config: Config, *, local: bool, spread: bool) -> tuple[str, 
     if not spread:
         return ("shm",)
     return ("shm", "ray") if why_missing() else ("shm", "nixl", "ray")
+
+
+def transport_warnings(config: Config, plan: Plan) -> list[str]:
+    """What works, and slower than it could; judged by what is installed on this node."""
+    spread = len({rank.node for side in (plan.producers, plan.consumers) for rank in side.ranks}) > 1
+    if not spread or config.pool.transport != "auto" or (missing := why_missing()) is None:
+        return []
+    return [
+        f"features go between nodes through Ray's object store, which is slower than NIXL: {missing} "
+        f"(pip install 'flowtrain[nixl]' on every node; pool.transport: ray silences this)"
+    ]
 
 
 def make_pool(

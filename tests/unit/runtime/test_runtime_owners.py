@@ -12,7 +12,7 @@ from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan
 from flowtrain.pool.address import machine_of_owner, make_owner
 from flowtrain.pool.transport import nixl_agent
 from flowtrain.runtime.owners import owner_ids, producer_owners
-from flowtrain.runtime.stage_pool import transport_names
+from flowtrain.runtime.stage_pool import transport_names, transport_warnings
 from flowtrain.types import Role
 
 
@@ -59,6 +59,11 @@ def test_transports_of_a_process(emoji: Path, monkeypatch: pytest.MonkeyPatch) -
     assert transport_names(config(emoji, "ray"), local=False, spread=False) == ("ray",)
     monkeypatch.setattr(nixl_agent, "PACKAGES", ())
     assert transport_names(auto, local=False, spread=True) == ("shm", "ray")
+    (warning,) = transport_warnings(auto, plan([1], [0], 4096))
+    assert "pip install 'flowtrain[nixl]'" in warning
+    assert transport_warnings(auto, plan([0], [0], 0)) == []
+    assert transport_warnings(config(emoji, "ray"), plan([1], [0], 4096)) == []
     monkeypatch.setattr(nixl_agent, "PACKAGES", ("flowtrain",))
     monkeypatch.setattr(nixl_agent, "_bindings", lambda: None)
     assert transport_names(auto, local=False, spread=True) == ("shm", "nixl", "ray")
+    assert transport_warnings(auto, plan([1], [0], 4096)) == []
