@@ -11,7 +11,7 @@ import pytest
 import torch
 from PIL import Image
 from tiny_families import RECIPES, make_family
-from transformers import AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from flowtrain.config.schema import Config
 from flowtrain.data.measure import Measure, prepare
@@ -19,6 +19,7 @@ from flowtrain.data.sample import check_expansion
 from flowtrain.errors import ConfigError
 from flowtrain.models.backbone import BackboneHalf
 from flowtrain.models.encoder import EncoderHalf
+from flowtrain.models.export import finish_export, write_part
 from flowtrain.models.families import FAMILIES
 from flowtrain.models.loading import ensure_weights
 from flowtrain.shapes import CUT_FAMILIES, read_shape
@@ -131,3 +132,24 @@ def test_a_backbone_whose_attention_packs_cannot_do_is_refused(
     path.write_text(json.dumps(values), encoding="utf-8")
     with pytest.raises(ConfigError, match="attn_logit_softcapping"):
         ensure_weights(config_of(folder, tmp_path, ()))
+
+
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_an_export_loads_whole(family: str, folder_of: Callable[[str], Path], tmp_path: Path) -> None:
+    folder, out = folder_of(family), tmp_path / "export"
+    config = config_of(folder, tmp_path, ())
+    weights = ensure_weights(config)
+    halves = {
+        "producer": EncoderHalf.load(folder, weights, config, CPU, "float32"),
+        "consumer": BackboneHalf.load(folder, weights, config, CPU, "float32"),
+    }
+    for name, half in halves.items():
+        write_part(half.parameters_by_name(), out, name)
+    finish_export(folder, out, list(halves))
+    model, info = AutoModelForImageTextToText.from_pretrained(out, local_files_only=True, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    ours = {name: p for half in halves.values() for name, p in half.parameters_by_name().items()}
+    theirs = dict(model.named_parameters())
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], parameter) for name, parameter in theirs.items())
+    AutoProcessor.from_pretrained(out, local_files_only=True)
