@@ -235,6 +235,21 @@ def _grid_family(config: str, text: dict[str, Any], vision: dict[str, Any], proc
     )
 
 
+def _glm_family(config: str, text: dict[str, Any]) -> Recipe:
+    rope = {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}}
+    return Recipe(
+        config,
+        {
+            "text_config": TEXT | rope | text,
+            "vision_config": GRID_VISION | {"image_size": 32, "intermediate_size": 48},
+        },
+        GLM_TOKENS,
+        "<|begin_of_image|><|image|><|end_of_image|>",
+        tuple(GLM_TOKENS.values()),
+        _grid_processor("Glm4vProcessor", "Glm4vVideoProcessor", "Glm4vImageProcessor"),
+    )
+
+
 def _tile_family(
     config: str, vision_type: str, processor: Callable[[Any], Any], text_type: str = "llama", **values: Any
 ) -> Recipe:
@@ -267,6 +282,7 @@ LINEAR = {
     "linear_num_value_heads": 2,
     "rope_parameters": {**MROPE, "mrope_interleaved": True, "partial_rotary_factor": 1.0},
 }
+EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 MROPE3 = {"rope_parameters": {**MROPE, "mrope_interleaved": True}}
 RECIPES: dict[str, Recipe] = {
     "qwen3_vl": _grid_family(
@@ -286,21 +302,27 @@ RECIPES: dict[str, Recipe] = {
     ),
     "qwen3_vl_moe": _grid_family(
         "Qwen3VLMoeConfig",
-        MROPE3 | {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16},
+        MROPE3 | EXPERTS,
         {"deepstack_visual_indexes": [0], "num_position_embeddings": 64},
         "Qwen3VLProcessor",
     ),
     "qwen3_5": _grid_family("Qwen3_5Config", LINEAR, {"num_position_embeddings": 64}, "Qwen3VLProcessor"),
-    "glm4v": Recipe(
-        "Glm4vConfig",
+    "qwen3_5_moe": _grid_family(
+        "Qwen3_5MoeConfig",
+        LINEAR | EXPERTS | {"shared_expert_intermediate_size": 16},
+        {"num_position_embeddings": 64},
+        "Qwen3VLProcessor",
+    ),
+    "glm4v": _glm_family("Glm4vConfig", {}),
+    "glm4v_moe": _glm_family(
+        "Glm4vMoeConfig",
         {
-            "text_config": TEXT | {"rope_parameters": {**MROPE, "partial_rotary_factor": 1.0}},
-            "vision_config": GRID_VISION | {"image_size": 32, "intermediate_size": 48},
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 16,
+            "n_shared_experts": 1,
+            "first_k_dense_replace": 1,
         },
-        GLM_TOKENS,
-        "<|begin_of_image|><|image|><|end_of_image|>",
-        tuple(GLM_TOKENS.values()),
-        _grid_processor("Glm4vProcessor", "Glm4vVideoProcessor", "Glm4vImageProcessor"),
     ),
     "internvl": _tile_family(
         "InternVLConfig",

@@ -23,7 +23,7 @@ from torch import nn
 
 from flowtrain.errors import ConfigError
 from flowtrain.models import weights
-from flowtrain.models.parts import build_on_meta, read_config
+from flowtrain.models.parts import build_on_meta, read_config, stored_buffers
 from flowtrain.models.table import module_of_parameters
 
 SHARD_BYTES = 4 * 2**30
@@ -33,8 +33,8 @@ COPIED_NAMES = frozenset({"LICENSE", "NOTICE"})
 STORED_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-def write_part(parameters: Mapping[str, nn.Parameter], folder: Path, part_name: str) -> None:
-    """Write one side's parameters, in float32, as files of at most `SHARD_BYTES` under FOLDER/parts.
+def write_part(parameters: Mapping[str, torch.Tensor], folder: Path, part_name: str) -> None:
+    """Write one side's tensors, parameters in float32, as files of at most `SHARD_BYTES` under FOLDER/parts.
 
     Raises:
         ConfigError: a parameter is not finite; nothing is written then.
@@ -44,11 +44,16 @@ def write_part(parameters: Mapping[str, nn.Parameter], folder: Path, part_name: 
     for stale in parts.glob(f"{part_name}-*.safetensors"):
         stale.unlink()
     for number, names in enumerate(_shards(parameters)):
-        tensors = {name: parameters[name].detach().to("cpu", torch.float32) for name in names}
+        tensors = {name: _on_host(parameters[name]) for name in names}
         weights.write_tensors(tensors, parts / f"{part_name}-{number}.safetensors")
 
 
-def check_finite(parameters: Mapping[str, nn.Parameter], part_name: str) -> None:
+def _on_host(tensor: torch.Tensor) -> torch.Tensor:
+    dtype = torch.float32 if isinstance(tensor, nn.Parameter) else tensor.dtype
+    return tensor.detach().to("cpu", dtype)
+
+
+def check_finite(parameters: Mapping[str, torch.Tensor], part_name: str) -> None:
     for name, parameter in parameters.items():
         if not bool(torch.isfinite(parameter.detach()).all()):
             raise ConfigError(
@@ -68,7 +73,7 @@ def finish_export(model_dir: Path, folder: Path, parts: Sequence[str], trust_rem
     """
     files = sorted(path for part in parts for path in (folder / PARTS_NAME).glob(f"{part}-*.safetensors"))
     held = {path: list(weights.tensor_names(path)) for path in files}
-    _check_complete(model_dir, [name for names in held.values() for name in names], trust_remote_code)
+    buffers = _check_complete(model_dir, [name for names in held.values() for name in names], trust_remote_code)
     dtype = _stored_dtype(model_dir)
     for stale in (*folder.glob("model*.safetensors"), folder / weights.INDEX_NAME):
         stale.unlink(missing_ok=True)
@@ -78,14 +83,15 @@ def finish_export(model_dir: Path, folder: Path, parts: Sequence[str], trust_rem
     for number, (path, names) in enumerate(held.items(), start=1):
         shard = f"model-{number:05d}-of-{len(held):05d}.safetensors"
         tensors = dict(weights.read_tensors(dict.fromkeys(names, path), names))
-        weights.write_tensors({name: tensor.to(dtype) for name, tensor in tensors.items()}, folder / shard)
-        total_bytes += sum(tensor.numel() for tensor in tensors.values()) * dtype.itemsize
+        tensors = {name: tensor if name in buffers else tensor.to(dtype) for name, tensor in tensors.items()}
+        weights.write_tensors(tensors, folder / shard)
+        total_bytes += sum(tensor.numel() * tensor.dtype.itemsize for tensor in tensors.values())
         shard_of.update(dict.fromkeys(names, shard))
     weights.write_json({"metadata": {"total_size": total_bytes}, "weight_map": shard_of}, folder / weights.INDEX_NAME)
     shutil.rmtree(folder / PARTS_NAME)
 
 
-def _shards(parameters: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
+def _shards(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
     names: list[str] = []
     size = 0
     for name, parameter in parameters.items():
@@ -99,9 +105,10 @@ def _shards(parameters: Mapping[str, nn.Parameter]) -> Iterator[list[str]]:
         yield names
 
 
-def _check_complete(model_dir: Path, names: Sequence[str], trust_remote_code: bool) -> None:
+def _check_complete(model_dir: Path, names: Sequence[str], trust_remote_code: bool) -> frozenset[str]:
+    """The names of those that are buffers, which keep their dtype."""
     meta = build_on_meta(read_config(model_dir, trust_remote_code), trust_remote_code)
-    expected = set(module_of_parameters(meta))
+    expected = set(module_of_parameters(meta)) | stored_buffers(meta).keys()
     missing, extra = sorted(expected - set(names)), sorted(set(names) - expected)
     if missing or extra or len(names) != len(expected):
         first = (missing or extra or sorted(names))[0]
@@ -109,6 +116,7 @@ def _check_complete(model_dir: Path, names: Sequence[str], trust_remote_code: bo
             f"export: {len(missing)} of the model's parameters were not written and {len(extra)} are not its own, "
             f"first {first}; the parts do not belong to {model_dir}"
         )
+    return frozenset(stored_buffers(meta))
 
 
 def _stored_dtype(model_dir: Path) -> torch.dtype:

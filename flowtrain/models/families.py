@@ -32,6 +32,7 @@ class Family:
 FAMILIES: dict[str, Family] = {
     "gemma3": Family(image_blocks=True),
     "glm4v": Family(),
+    "glm4v_moe": Family(),
     "idefics3": Family(),
     "internvl": Family(),
     "llava": Family(),
@@ -40,6 +41,7 @@ FAMILIES: dict[str, Family] = {
     "qwen2_5_vl": Family(),
     "qwen2_vl": Family(),
     "qwen3_5": Family(),
+    "qwen3_5_moe": Family(),
     "qwen3_vl": Family(),
     "qwen3_vl_moe": Family(),
     "smolvlm": Family(),

@@ -22,9 +22,9 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.models import attention
 from flowtrain.models.families import Family, family_of
-from flowtrain.models.parts import build_on_meta, load_part, read_config
+from flowtrain.models.parts import build_on_meta, load_part, read_config, stored_buffers
 from flowtrain.models.playback import Parts, find_parts
-from flowtrain.models.table import module_of_parameters
+from flowtrain.models.table import module_of_name, module_of_parameters
 from flowtrain.types import Cut, Module
 
 
@@ -52,6 +52,12 @@ class Half(nn.Module):
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
         """This half's parameters, frozen ones too, under the names of the whole model."""
         return {name: p for name, p in self.model.named_parameters() if name in self._module_of}
+
+    def tensors_by_name(self) -> dict[str, torch.Tensor]:
+        """What an export holds of this half: its parameters, and those of its buffers that a model folder stores."""
+        buffers = stored_buffers(self.model).items()
+        own = {name: buffer for name, buffer in buffers if module_of_name(name) in self.part}
+        return {**self.parameters_by_name(), **own}
 
     def module_of(self) -> dict[str, Module]:
         return dict(self._module_of)

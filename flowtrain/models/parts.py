@@ -132,6 +132,12 @@ def places_of(model: nn.Module) -> dict[str, list[str]]:
     return places
 
 
+def stored_buffers(model: nn.Module) -> dict[str, torch.Tensor]:
+    """Buffers that belong to a model's files, such as the balance of a router; the others are computed."""
+    stored = model.state_dict().keys()
+    return {name: buffer for name, buffer in model.named_buffers() if name in stored}
+
+
 def _stored_name(name: str, aliases: Iterable[str], files: dict[str, Path], folder: Path) -> str:
     for alias in (name, *aliases):
         if alias in files:

@@ -194,7 +194,7 @@ class StageSlot:
         from flowtrain.models.export import write_part
 
         half = self.stage.encoder if self.role is Role.PRODUCER else self.stage.backbone
-        write_part(half.parameters_by_name(), Path(folder), str(self.role))
+        write_part(half.tensors_by_name(), Path(folder), str(self.role))
 
     def _finish_export(self, aside: str, final: str) -> None:
         """Join both sides' parts and put the folder in its place, whole."""

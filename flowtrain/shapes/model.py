@@ -15,6 +15,7 @@ CUT_FAMILIES = frozenset(
     {
         "gemma3",
         "glm4v",
+        "glm4v_moe",
         "idefics3",
         "internvl",
         "llava",
@@ -23,6 +24,7 @@ CUT_FAMILIES = frozenset(
         "qwen2_5_vl",
         "qwen2_vl",
         "qwen3_5",
+        "qwen3_5_moe",
         QWEN3_VL,
         "qwen3_vl_moe",
         "smolvlm",

@@ -71,7 +71,7 @@ class Limits:
 
 LIMITS = {"float64": Limits(1e-10, 1e-9, 1e-8), "float32": Limits(1e-6, 1e-5, 1e-3, update=True)}
 
-FLOAT32_INSIDE = {"gemma3": Limits(1e-9, 1e-7, 1e-6), "glm4v": Limits(1e-9, 1e-7, 1e-6)}
+FLOAT32_INSIDE = dict.fromkeys(("gemma3", "glm4v", "glm4v_moe"), Limits(1e-9, 1e-7, 1e-6))
 """Families that compute some sums of gradients in float32 whatever the dtype (norm weights; interpolated positions):
 adding them up by packs instead of by rows rounds otherwise. Their limits in float64; `model_type` → limits."""
 
