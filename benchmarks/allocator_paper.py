@@ -2,7 +2,7 @@
 
 The paper names sizes (VLM-6B, 32B, 72B), a ViT with a Qwen3 backbone, 64 to 256 NPUs of 64 GB and 256 packs of 8,192
 tokens; not the chip, the widths, the data's sizes or its FLOP formula. Here stand models of those sizes with the widths
-of public models, the row of an Ascend 910B class, and the trace `mix_sft_8k`. Nothing is fitted to the reported figures.
+of public models, the row of an Ascend 910B class, and the trace `mix_sft_8k`. Nothing is fitted to what is reported.
 
     python -m benchmarks.allocator_paper [--json FILE]
 """
@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from benchmarks.record import Result, main
+from benchmarks.record import Check, Result, main
 from flowtrain.allocator.candidates import WHOLE
 from flowtrain.allocator.footprint import device_bytes
 from flowtrain.allocator.hardware import HARDWARE, NodePool
@@ -38,17 +38,17 @@ VOCAB = 151_936
 REPORTED: dict[tuple[str, int], dict[str, float | None]] = {
     ("VLM-6B", 256): {"flow": 52.1, "stage_balanced": 43.3, "monolithic": 40.0, "llm_only": None, "tokens": 5125},
     ("VLM-32B", 64): {"flow": 54.9, "stage_balanced": 48.1, "monolithic": 42.3, "llm_only": 60.2, "tokens": None},
-    ("VLM-32B", 128): {"flow": 54.8, "stage_balanced": 47.4, "monolithic": 40.9, "llm_only": 59.3, "tokens": None},
-    ("VLM-32B", 256): {"flow": 54.8, "stage_balanced": 47.4, "monolithic": 40.9, "llm_only": 58.9, "tokens": 884},
+    ("VLM-32B", 128): {"flow": 54.8, "stage_balanced": 47.4, "monolithic": 40.9, "llm_only": 59.3, "tokens": 884},
+    ("VLM-32B", 256): {"flow": 53.6, "stage_balanced": 46.6, "monolithic": 39.0, "llm_only": 58.9, "tokens": None},
     ("VLM-72B", 256): {"flow": 52.9, "stage_balanced": 43.9, "monolithic": 31.2, "llm_only": None, "tokens": 448},
 }
-"""MFU in percent and tokens/s a device on InfoVQA; stage_balanced stands beside DistTrain, monolithic beside Megatron."""
+"""MFU in percent and tokens/s a device on InfoVQA; stage_balanced stands for DistTrain, monolithic for Megatron."""
 
 
 def shape(name: str) -> ModelShape:
     hidden, layers, heads, kv_heads, width = BACKBONES[name]
     text = TextShape(
-        hidden, layers, heads, kv_heads, 128, width, VOCAB, tied=False, layer_vectors=2 * hidden, outer_vectors=hidden
+        hidden, layers, heads, kv_heads, 128, width, VOCAB, tied=False, norm_vectors=2 * hidden, outer_vectors=hidden
     )
     merger = 4 * 1280
     projector = ProjectorShape(1, 4, hidden, merger * merger + merger * hidden, 1280)
@@ -128,7 +128,9 @@ def measure(seed: int) -> Result:
         "device": "ascend910b",
         "unit": "MFU, %",
     }
-    return Result(settings, [{column: found.get(column, "-") for column in columns} for found in rows], [])
+    below = sum(found["flow, predicted"] < found["stage_balanced, predicted"] for found in rows)
+    table = [{column: found.get(column, "-") for column in columns} for found in rows]
+    return Result(settings, table, [Check("flow predicted below stage_balanced", below, "==", 0)])
 
 
 if __name__ == "__main__":
