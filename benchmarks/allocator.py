@@ -22,7 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -83,8 +83,12 @@ def brute_force() -> ModuleType:
     return module
 
 
-def scalar_bytes(load: Any, candidate: dict[str, int], job: Any) -> float:
-    return float(np.ravel(device_bytes(load, CandidateTable.of([Candidate(**candidate)]), job))[0])
+def bytes_of(load: Any, candidates: list[dict[str, int]], job: Any) -> Sequence[float]:
+    """The memory model, asked for a list."""
+    if not candidates:
+        return []
+    used = device_bytes(load, CandidateTable.of([Candidate(**candidate) for candidate in candidates]), job)
+    return [float(size) for size in np.broadcast_to(used, len(candidates))]
 
 
 def exact(found: Found, seed: int, num: int) -> None:
@@ -100,7 +104,7 @@ def exact(found: Found, seed: int, num: int) -> None:
             mine = search(problem, device_bytes)
             try:
                 best = brute.best_of_all(
-                    problem.loads, problem.cluster, problem.job, scalar_bytes, problem.placements, pareto
+                    problem.loads, problem.cluster, problem.job, bytes_of, problem.placements, pareto
                 )
             except OverflowError:  # too many combinations to try: another problem is drawn
                 continue

@@ -50,12 +50,13 @@ class Scope:
 
     Attributes:
         replicas_only: candidates that need no cutting of the module (rN).
-        devices: candidates of just so many.
+        devices: candidates of just so many; `least`: of so many at least.
         coarse: of the numbers of replicas some only, evenly spaced: for a first look at a large cluster.
     """
 
     replicas_only: bool = False
     devices: int | None = None
+    least: int = 1
     coarse: bool = False
     producers: Side = Side()
     consumers: Side = Side()
@@ -154,7 +155,8 @@ def _pieces(
         if layout is not None and (tp, cp, pp) != (layout.tp, layout.cp, layout.pp):
             continue
         most = min((devices or pool.devices) // one, step_samples, side.most or step_samples)
-        if most < 1 or (devices is not None and (devices % one or devices // one > most)):
+        fewest = -(-scope.least // one)
+        if most < max(1, fewest) or (devices is not None and (devices % one or devices // one > most)):
             continue
         replicas, shards = _shards(most, replicas_only)
         if devices is not None:
@@ -166,6 +168,9 @@ def _pieces(
         elif scope.coarse and most > COARSE:
             some = np.isin(replicas, np.linspace(1, most, COARSE).astype(np.int64))
             replicas, shards = replicas[some], shards[some]
+        if fewest > 1:
+            enough = replicas >= fewest
+            replicas, shards = replicas[enough], shards[enough]
         for ep in _ep(load, replicas_only):
             divided = shards * cp % ep == 0
             if not divided.any() or (layout is not None and ep != layout.ep):

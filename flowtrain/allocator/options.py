@@ -10,7 +10,7 @@ numbers of devices do not beat it: modules that share devices must all have the 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ import numpy.typing as npt
 from flowtrain.allocator.candidates import WHOLE, Scope, candidate_blocks
 from flowtrain.allocator.hardware import NodePool, NodeType
 from flowtrain.allocator.load import CandidateTable, Floats, Integers, ModuleLoad
-from flowtrain.allocator.throughput import Job, rates
+from flowtrain.allocator.throughput import Job, least_device_seconds, rates
 
 MemoryModel = Callable[[ModuleLoad, CandidateTable, Job], Floats]
 """Bytes of the fullest device of a candidate, without the context of the device itself."""
@@ -87,14 +87,21 @@ def options(
     """The module's options on this pool. `most_seconds`: slower ones are of no use."""
     capacity = capacity_bytes(pool.node, job)
     champions = _Champions(pool.devices, capacity, keep)
+    if np.isfinite(most_seconds):
+        least = least_device_seconds(load, pool.node, job) / most_seconds
+        scope = replace(scope, least=max(scope.least, int(least * (1.0 - ROUNDING))))
     kept: list[Options] = []
     for block in candidate_blocks(load, pool, job.step_samples, job.sizes(load), scope):
         num = len(block)
         # On a CPU the memory of a process is that of its cores.
         used = np.broadcast_to(memory(load, block, job) / block.threads, num)
         room = used <= capacity
-        if not room.any():
+        fitting = int(np.count_nonzero(room))
+        if not fitting:
             continue
+        if 2 * fitting < num:
+            block, used, num = block.take(room), used[room], fitting
+            room = np.ones(num, dtype=bool)
         found = rates(load, block, pool.node, job)
         rate, packs = np.broadcast_to(found.rate, num), np.broadcast_to(found.packs, num)
         taken = np.broadcast_to(block.devices, num)
@@ -114,6 +121,7 @@ def options(
     return joined.take(champions.unbeaten(joined.points))
 
 
+ROUNDING = 1e-9
 LEVELS = 16
 """Of memory, for each of which the fastest row is known."""
 

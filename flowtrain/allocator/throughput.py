@@ -125,6 +125,13 @@ def _own_images(load: ModuleLoad, c: CandidateTable, samples: Floats) -> Floats:
     return above
 
 
+def least_device_seconds(load: ModuleLoad, node: NodeType, job: Job) -> float:
+    """Devices times seconds a sample that no candidate goes below: arithmetic alone, at the best efficiency."""
+    products = load.linear_passes * (load.linear_flops + load.outer_flops) / node.efficiency.gemm
+    attention = load.attention_passes * load.attention_flops / node.efficiency.attention
+    return (products + attention) / node.peak(job.dtype)
+
+
 def _compute(
     load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, samples: Floats, rows: Floats
 ) -> tuple[Floats, Floats]:

@@ -1,18 +1,19 @@
 """The allocator's problem solved by trying everything, from docs/allocator.md; imports nothing of the allocator.
 
 Every candidate is a dictionary, every rate is worked out by itself in plain arithmetic. Loads, nodes and jobs are read
-by attribute. `memory(load, candidate, job)` gives the bytes of a device: the memory model has tests of its own.
+by attribute. `memory(load, candidates, job)` gives the bytes of a device: the memory model has tests of its own.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from typing import Any
 
 import numpy as np
 
+Memory = Callable[[Any, list[dict[str, int]], Any], Sequence[float]]
 TIE = 1e-9
 MAX_COMBINATIONS = 4_000_000
 
@@ -138,12 +139,13 @@ Point = tuple[int, float, float, int, float]
 """Devices, seconds a sample, the same on shared devices, packs, bytes."""
 
 
-def points_of(load: Any, pool: Any, job: Any, memory: Callable[[Any, dict[str, int], Any], float]) -> list[Point]:
+def points_of(load: Any, pool: Any, job: Any, memory: Memory) -> list[Point]:
     node = pool.node
     room = (1.0 - job.memory_reserve) * node.memory_bytes - node.context_bytes
     found = []
-    for k in all_candidates(load, node, node.devices * pool.num_nodes, job):
-        used = memory(load, k, job) / k["threads"]
+    candidates = list(all_candidates(load, node, node.devices * pool.num_nodes, job))
+    for k, total in zip(candidates, memory(load, candidates, job), strict=True):
+        used = float(total) / k["threads"]
         if used > room:
             continue
         rate, shared, packs = rate_of(load, k, node, job)
@@ -157,7 +159,7 @@ def best_of_all(
     loads: Any,
     cluster: Any,
     job: Any,
-    memory: Callable[[Any, dict[str, int], Any], float],
+    memory: Memory,
     placements: frozenset[str],
     pareto: bool = False,
 ) -> tuple[float, int] | None:

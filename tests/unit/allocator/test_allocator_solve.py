@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +23,12 @@ from flowtrain.allocator.solve import Problem, Solution
 from flowtrain.allocator.throughput import rates
 
 
-def scalar_bytes(load: Any, candidate: dict[str, int], job: Any) -> float:
-    return float(np.ravel(device_bytes(load, CandidateTable.of([Candidate(**candidate)]), job))[0])
+def bytes_of(load: Any, candidates: list[dict[str, int]], job: Any) -> Sequence[float]:
+    """The memory model, asked for a list."""
+    if not candidates:
+        return []
+    used = device_bytes(load, CandidateTable.of([Candidate(**candidate) for candidate in candidates]), job)
+    return [float(size) for size in np.broadcast_to(used, len(candidates))]
 
 
 def vars_of(candidate: Candidate) -> list[int]:
@@ -60,9 +65,7 @@ def test_equals_brute_force_over_all_configurations(seeds: range) -> None:
         problem = random_problem(seed, 8)
         found = search(problem, device_bytes)
         try:
-            best = brute_force.best_of_all(
-                problem.loads, problem.cluster, problem.job, scalar_bytes, problem.placements
-            )
+            best = brute_force.best_of_all(problem.loads, problem.cluster, problem.job, bytes_of, problem.placements)
         except OverflowError:
             continue
         assert (found is None) == (best is None), seed
@@ -80,7 +83,7 @@ def test_equals_brute_force_over_pareto_points_on_larger_clusters() -> None:
         problem = random_problem(seed, 48)
         found = search(problem, device_bytes)
         best = brute_force.best_of_all(
-            problem.loads, problem.cluster, problem.job, scalar_bytes, problem.placements, pareto=True
+            problem.loads, problem.cluster, problem.job, bytes_of, problem.placements, pareto=True
         )
         assert (found is None) == (best is None), seed
         if found is not None and best is not None:
