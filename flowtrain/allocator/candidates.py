@@ -51,13 +51,15 @@ class Scope:
     Attributes:
         replicas_only: candidates that need no cutting of the module (rN).
         devices: candidates of just so many; `least`: of so many at least.
-        coarse: of the numbers of replicas some only, evenly spaced: for a first look at a large cluster.
+        coarse: some numbers of replicas, pp in powers of two and the extremes of ep only: a first look at a large cluster.
+        fine: (tp, cp, pp) of which a coarse scope has everything all the same.
     """
 
     replicas_only: bool = False
     devices: int | None = None
     least: int = 1
     coarse: bool = False
+    fine: frozenset[tuple[int, int, int]] = frozenset()
     producers: Side = Side()
     consumers: Side = Side()
 
@@ -67,7 +69,7 @@ class Scope:
 
 WHOLE = Scope()
 
-COARSE = 64
+COARSE = 24
 """Numbers of replicas of a coarse scope."""
 
 
@@ -165,13 +167,17 @@ def _pieces(
         if layout is not None:
             given = (shards == layout.dp_shard) & (replicas == layout.dp_shard * layout.dp_replicate)
             replicas, shards = replicas[given], shards[given]
-        elif scope.coarse and most > COARSE:
+        coarse = scope.coarse and (tp, cp, pp) not in scope.fine and layout is None
+        if coarse and pp & (pp - 1):
+            continue
+        if coarse and most > COARSE:
             some = np.isin(replicas, np.linspace(1, most, COARSE).astype(np.int64))
             replicas, shards = replicas[some], shards[some]
         if fewest > 1:
             enough = replicas >= fewest
             replicas, shards = replicas[enough], shards[enough]
-        for ep in _ep(load, replicas_only):
+        degrees = _ep(load, replicas_only)
+        for ep in sorted({1, max(degrees)}) if coarse else degrees:
             divided = shards * cp % ep == 0
             if not divided.any() or (layout is not None and ep != layout.ep):
                 continue

@@ -4,7 +4,8 @@
                      ├─▶ levers       what one more node, more memory or a faster network would gain
                      └─▶ sensitivity  other data, one node less
 
-Levers and sensitivity of a large cluster come from coarse looks, each compared with a coarse look at the problem.
+Levers and sensitivity of a large cluster come from coarse looks, in which only the plan's own cuts of the modules are
+complete; each is compared with such a look at the problem itself.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from flowtrain.allocator.options import MemoryModel, Options
 from flowtrain.allocator.search import LARGE, tables
 from flowtrain.allocator.solve import Problem, Solution, solve
 
-NEIGHBOUR_BOUND = 1.5
+NEIGHBOUR_BOUND = 1.15
 """A neighbour that is slower by more than this factor is not looked for."""
 NUM_NEIGHBOURS = 3
 SIGNIFICANT_PERCENT = 0.5
@@ -57,7 +58,8 @@ def explain(
 ) -> Explanation:
     """`other_data`: the same problem with other samples, by what is different."""
     large = max(pool.devices for pool in problem.cluster) > LARGE
-    here = replace(scope, coarse=True) if large else scope
+    cuts = frozenset((c.tp, c.cp, c.pp) for c in (choice.candidate for choice in found.choices))
+    here = replace(scope, coarse=True, fine=cuts) if large else scope
     base = _rate(problem, memory, here)
     levers = tuple(_effect(what, change(problem), memory, here, base) for what, change in LEVERS.items())
     sensitivity = [_effect(what, other, memory, here, base) for what, other in other_data.items()]

@@ -13,7 +13,7 @@ from flowtrain.allocator.options import Keep, MemoryModel, Options, options
 from flowtrain.allocator.solve import Choice, Problem, Solution, solve
 from flowtrain.allocator.throughput import crossings
 
-LARGE = 256
+LARGE = 48
 """Devices of a pool from which on a coarse look pays."""
 SLACK = 1e-6
 """Kept beside the bound, so that rounding decides nothing."""
