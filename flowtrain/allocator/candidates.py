@@ -51,7 +51,7 @@ class Scope:
     Attributes:
         replicas_only: candidates that need no cutting of the module (rN).
         devices: candidates of just so many; `least`: of so many at least.
-        coarse: some numbers of replicas, pp in powers of two and the extremes of ep only: a first look at a large cluster.
+        coarse: some numbers of replicas, pp in powers of two and the extremes of ep only: a first look.
         fine: (tp, cp, pp) of which a coarse scope has everything all the same.
     """
 

@@ -69,12 +69,7 @@ class DataStats:
 
     def scaled(self, images: float = 1.0, length: float = 1.0) -> DataStats:
         """`images` times as many images a sample (of the same size); everything `length` times as long."""
-        factor = images * length
-        whole, part = int(factor), factor - int(factor)
-        rows = np.arange(len(self.image_tokens))
-        # A part of the images once more, evenly spread over the file; the mean is what the plan reads.
-        more = np.flatnonzero(np.floor((rows + 1) * part) > np.floor(rows * part))
-        taken = np.concatenate([np.tile(rows, whole), more]).astype(np.int64)
+        taken = _repeated(self.image_tokens, images * length)
         vision = np.zeros_like(self.vision_tokens)
         np.add.at(vision, self.image_sample[taken], self.image_tokens[taken])
         return replace(
@@ -96,6 +91,18 @@ class DataStats:
             f"{len(self.image_tokens) / len(self):.1f} images, {100 * with_images:.0f} % of the samples with images, "
             f"longest {self.lengths.max()} tokens"
         )
+
+
+def _repeated(tokens: Integers, factor: float) -> Integers:
+    """Rows of images, each as often as brings the tokens so far nearest to `factor` times their number."""
+    rows: list[int] = []
+    wanted = taken = 0.0
+    for row, size in enumerate(tokens.tolist()):
+        wanted += factor * size
+        times = max(0, round((wanted - taken) / size)) if size else 0
+        taken += times * size
+        rows += [row] * times
+    return np.array(rows, dtype=np.int64)
 
 
 def read_stats(path: Path) -> DataStats:
