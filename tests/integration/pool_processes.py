@@ -23,6 +23,9 @@ from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
 SECONDS = 60.0
 PRIME = 251
 MAX_BYTES = 1 << 17
+MAX_LIVE = 32
+"""Blocks of a process that others have: the messages about them fit into a pipe, so nobody waits to send one."""
+
 _PATTERN = (torch.arange(PRIME + MAX_BYTES) % PRIME).to(torch.uint8)
 
 context = multiprocessing.get_context("forkserver")
@@ -180,7 +183,7 @@ def traffic(me: int, inboxes: list[Any], handles: Any, num_operations: int, seed
     others = [number for number in range(len(inboxes)) if number != me]
     while len(done) < len(inboxes) or not told:
         num_bytes = dice.choice((1, 64, 700, 4096, 20_000))
-        want = operations < num_operations and pool.has_room(num_bytes)
+        want = operations < num_operations and len(live) < MAX_LIVE and pool.has_room(num_bytes)
         if want and (inbox.empty() or dice.random() < 0.5):
             position = dice.randrange(1, 1 << 30)
             address = pool.put(position, me, specs_of(num_bytes), num_bytes, (pattern(position, num_bytes),))
