@@ -1,0 +1,45 @@
+"""Room for producers that may come: the same segment whatever their number is, within the bytes of the pool."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from flowtrain.allocator import local_inventory, make_plan
+from flowtrain.allocator.spare import most_producers, producer_rank, spare_ranks, with_producers
+from flowtrain.config.loading import load_config
+from flowtrain.config.schema import Config
+from flowtrain.shapes import read_shape
+
+EXAMPLE = Path(__file__).parents[3] / "examples/emoji/emoji.yaml"
+
+
+def config_of(*overrides: str) -> Config:
+    return load_config(EXAMPLE, ["cluster.oversubscribe=true", *overrides]).config
+
+
+@pytest.mark.parametrize(("extra", "most"), [((), 2), (("allocation.max_producers=5",), 5), (("producers.num=2",), 4)])
+def test_the_pool_is_divided_for_the_most_there_may_be(extra: tuple[str, ...], most: int) -> None:
+    config = config_of("allocation.replan=auto", *extra)
+    plan = make_plan(config, read_shape(config.model.path), local_inventory())
+    number = len(plan.producers.ranks)
+    assert most_producers(config, plan) == most
+    assert [rank.rank for rank in spare_ranks(config, plan)] == list(range(number, most))
+    segment = plan.producers.ranks[0].segment_bytes
+    assert 0 < most * segment <= config.pool.bytes
+    assert plan.pool_bytes == number * segment
+    for other in range(1, most + 1):
+        grown = with_producers(plan, other)
+        assert [rank.rank for rank in grown.producers.ranks] == list(range(other))
+        assert {rank.segment_bytes for rank in grown.producers.ranks} == {segment}
+        assert grown.producers.layout.world_size == other
+
+
+@pytest.mark.parametrize("overrides", [(), ("allocation.replan=propose",), ("mode=monolithic",)])
+def test_nothing_is_spared_where_nobody_comes(overrides: tuple[str, ...]) -> None:
+    config = config_of(*overrides)
+    plan = make_plan(config, read_shape(config.model.path), local_inventory())
+    assert most_producers(config, plan) == 1
+    assert not spare_ranks(config, plan)
+    assert producer_rank(plan, 0) == plan.producers.ranks[0]
