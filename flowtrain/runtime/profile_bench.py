@@ -1,6 +1,6 @@
 """Times the orders of real stages, each side alone and both at once, on real rows (for `flowtrain profile`).
 
-    alone      e e e e    c c c c    b b b b                one order in flight; e: encode, c: pack, b: backward
+    alone      e c b   e c b   e c b                        one order in flight; e: encode, c: pack, b: backward
     together   e e ┌ e b e b ┐  b b                         both sides have an order in flight within the box
                    └ c c c c ┘
 
@@ -160,16 +160,15 @@ class Bench:
     # --- a step, both ways --------------------------------------------------------------------------------------------
 
     def alone(self, step: Step, record: bool = True) -> None:
-        """One order at a time: all encodes, all packs, all backwards. Without `record` nothing is noted: a warm-up."""
+        """One order at a time, pack by pack. Without `record` nothing is noted: a warm-up."""
         jobs = self._jobs(step)
         into = self.observed.alone if record else _by_kind()
         calls = list(self.observed.calls)
         for job in jobs:
             self._note(into, "encode", job, self._encode(job))
-        for job in jobs:
             self._note(into, "train", job, self._train(job, step))
-        for job in filter(self._returns, jobs):
-            self._note(into, "backward", job, self._backward(job))
+            if self._returns(job):
+                self._note(into, "backward", job, self._backward(job))
         if not record:
             self.observed.calls = calls
         self._update(step, record)

@@ -64,6 +64,9 @@ class Reader:
     def attach(self, handles: Any) -> None:
         self.pool.attach(handles)
 
+    def detach(self, owner: int) -> None:
+        self.pool.detach([owner])
+
     def get(self, ref: EmbeddingRef) -> list[torch.Tensor]:
         copies = [view.clone() for view in self.pool.get(ref)]
         self.pool.release([ref])

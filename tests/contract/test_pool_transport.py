@@ -90,6 +90,18 @@ def test_copies_take_the_room_of_those_released(pair: Pair) -> None:
         pair.owner.free([ref.address for ref in refs])
 
 
+def test_an_owner_that_is_let_go_of_is_reached_again(pair: Pair) -> None:
+    ref, handle = pair.put(1, [torch.full((4,), 3.0)]), pair.owner.handle()
+    assert handle is not None
+    assert torch.equal(pair.reader.do("get", ref)[0], torch.full((4,), 3.0))
+    for _ in range(2):
+        pair.reader.do("detach", handle.owner)
+        with pytest.raises(BlockError, match="is not attached"):
+            pair.reader.do("get", ref)
+    pair.reader.do("attach", {handle.owner: handle})
+    assert torch.equal(pair.reader.do("get", ref)[0], torch.full((4,), 3.0))
+
+
 @pytest.mark.parametrize(
     ("change", "told"),
     [
