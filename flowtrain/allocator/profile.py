@@ -44,7 +44,7 @@ class Timing(Section):
     """Orders of about one size: `spread` is the standard deviation of their seconds per work over its mean."""
 
     work: float = Field(gt=0, description="Mean FLOPs of an order.")
-    seconds: float = Field(gt=0, description="Seconds of an order of that work.")
+    seconds: float = Field(gt=0, description="Mean seconds of an order.")
     spread: float = Field(ge=0)
     num: int = Field(gt=0, description="Orders measured.")
 
@@ -205,16 +205,12 @@ def over_threads(points: Sequence[tuple[int, float]], threads: int) -> float:
 
 
 def timing(observed: Sequence[tuple[float, float]]) -> Timing:
-    """One point of a curve from (work, seconds) of orders of about one size.
-
-    Its pace is that of all orders but the slowest and the fastest quarter, which tell of the machine's other tenants.
-    """
+    """One point of a curve from (work, seconds) of orders of about one size."""
     assert observed, "a timing needs orders"
     num = len(observed)
     work = math.fsum(w for w, _ in observed) / num
-    paces = sorted(s / w for w, s in observed)
-    middle = paces[num // 4 : num - num // 4]
-    seconds = work * math.fsum(middle) / len(middle)
+    seconds = math.fsum(s for _, s in observed) / num
+    paces = [s / w for w, s in observed]
     mean = math.fsum(paces) / num
     spread = math.sqrt(math.fsum((pace - mean) ** 2 for pace in paces) / num) / mean
     return Timing(work=work, seconds=seconds, spread=spread, num=num)

@@ -32,6 +32,10 @@ from flowtrain.update.schedule import learning_rates
 
 Kind = Literal["encode", "train", "backward"]
 POLL_SECONDS = 0.5
+
+AHEAD = 2
+"""Packs encoded before the first is trained, where both sides are to be busy."""
+
 HOLDER = (Role.CONSUMER, 0)
 SIDES = (Role.PRODUCER, Role.CONSUMER)
 
@@ -39,16 +43,20 @@ SIDES = (Role.PRODUCER, Role.CONSUMER)
 KINDS: tuple[Kind, ...] = ("encode", "train", "backward")
 
 
-def _by_kind() -> dict[Kind, list[tuple[float, float]]]:
+Orders = list[tuple[float, float]]
+"""(work, seconds) of the orders of one step."""
+
+
+def _by_kind() -> dict[Kind, list[Orders]]:
     return {kind: [] for kind in KINDS}
 
 
 @dataclass(slots=True)
 class Observed:
-    """(work, seconds) of orders by kind, and seconds of updates, of the way of an order, and of reading a row."""
+    """Orders of each step by kind; and seconds of updates, of the way of an order, and of reading a row."""
 
-    alone: dict[Kind, list[tuple[float, float]]] = field(default_factory=_by_kind)
-    together: dict[Kind, list[tuple[float, float]]] = field(default_factory=_by_kind)
+    alone: dict[Kind, list[Orders]] = field(default_factory=_by_kind)
+    together: dict[Kind, list[Orders]] = field(default_factory=_by_kind)
     updates: dict[Role, list[float]] = field(default_factory=lambda: {role: [] for role in SIDES})
     calls: list[float] = field(default_factory=list)
     reads: list[float] = field(default_factory=list)
@@ -162,7 +170,7 @@ class Bench:
     def alone(self, step: Step, record: bool = True) -> None:
         """One order at a time, pack by pack. Without `record` nothing is noted: a warm-up."""
         jobs = self._jobs(step)
-        into = self.observed.alone if record else _by_kind()
+        into = _begin(self.observed.alone if record else _by_kind())
         calls = list(self.observed.calls)
         for job in jobs:
             self._note(into, "encode", job, self._encode(job))
@@ -174,12 +182,12 @@ class Bench:
         self._update(step, record)
 
     def together(self, step: Step) -> None:
-        """Half of the packs are encoded; while they train, the others are, and gradients return."""
+        """The first packs are encoded; while they train, the others are, and gradients return."""
         jobs = self._jobs(step)
-        half = len(jobs) // 2
-        for job in jobs[:half]:
+        into = _begin(self.observed.together)
+        for job in jobs[:AHEAD]:
             self._encode(job)
-        to_encode, to_train, to_return = deque(jobs[half:]), deque(jobs), deque[_Job]()
+        to_encode, to_train, to_return = deque(jobs[AHEAD:]), deque(jobs), deque[_Job]()
         busy: dict[Role, _Busy] = {}
         while to_encode or to_train or to_return or busy:
             if Role.PRODUCER not in busy and (to_encode or to_return):
@@ -200,7 +208,7 @@ class Bench:
                 continue
             del busy[answer.role]
             if order.both and order.seconds is not None:
-                self._note(self.observed.together, order.kind, order.job, order.seconds)
+                self._note(into, order.kind, order.job, order.seconds)
             if order.kind == "encode":
                 order.job.encoded = True
             elif order.kind == "train" and self._returns(order.job):
@@ -304,7 +312,7 @@ class Bench:
                 self.observed.updates[role].append(time.perf_counter() - began)
         self._payloads.done(step.samples)
 
-    def _note(self, into: dict[Kind, list[tuple[float, float]]], kind: Kind, job: _Job, seconds: float | None) -> None:
+    def _note(self, into: dict[Kind, Orders], kind: Kind, job: _Job, seconds: float | None) -> None:
         work = job.train_work if kind == "train" else job.encode_work
         if work > 0 and seconds:
             into[kind].append((work, seconds))
@@ -324,6 +332,13 @@ class Bench:
         if self.stop.requested:
             raise self.stop.error()
         return answer
+
+
+def _begin(of_steps: dict[Kind, list[Orders]]) -> dict[Kind, Orders]:
+    """Orders of one more step."""
+    for steps in of_steps.values():
+        steps.append([])
+    return {kind: steps[-1] for kind, steps in of_steps.items()}
 
 
 def _passed(row: SampleMeta, position: int) -> SkippedRow:

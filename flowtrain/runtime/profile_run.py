@@ -18,7 +18,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import version
-from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
@@ -39,9 +38,8 @@ from flowtrain.errors import DataError
 from flowtrain.packing import Composer, CostModel
 from flowtrain.plan import ModulePlan, Plan
 from flowtrain.runtime.executor import Executor
-from flowtrain.runtime.local import LocalExecutor
 from flowtrain.runtime.owners import producer_owners
-from flowtrain.runtime.profile_bench import Bench, Kind
+from flowtrain.runtime.profile_bench import Bench, Kind, Orders
 from flowtrain.runtime.run import Inputs, composition, make_executor
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.start import start_stages
@@ -77,9 +75,17 @@ def measure_to(config: Config, run_dir: Path, out: Path, limit_seconds: float, s
 
 
 def measure(
-    config: Config, run_dir: Path, limit_seconds: float, stop: StopRequest, tell: Callable[[str], None]
+    config: Config,
+    run_dir: Path,
+    limit_seconds: float,
+    stop: StopRequest,
+    tell: Callable[[str], None],
+    executor: Executor | None = None,
 ) -> Profile:
-    """See the module's page. `run_dir`: folder of weights and logs; `limit_seconds`: most time, starting included."""
+    """See the module's page. `run_dir`: folder of weights and logs; `limit_seconds`: most time, starting included.
+
+    `executor`: started by the caller, who will close it, for one process of each side and a reader.
+    """
     began = time.monotonic()
     source = open_source(config.data.train)
     if not len(source):
@@ -91,11 +97,12 @@ def measure(
     for number, setting in enumerate(settings):
         left = limit_seconds - (time.monotonic() - began)
         tell(f"{number + 1}/{len(settings)} {setting.name}: starting")
-        bench, plan = _measure_setting(setting, run_dir, start, left / (len(settings) - number), stop, tell)
+        share = left / (len(settings) - number)
+        bench, plan = _measure_setting(setting, run_dir, start, share, stop, tell, executor)
         stages += _stages(bench, plan, setting.colocated)
         benches.append(bench)
         start = bench.position
-    together = next((bench for bench in benches if bench.observed.together["train"]), benches[-1])
+    together = next((bench for bench in benches if any(bench.observed.together["train"])), benches[-1])
     rows = [row for bench in benches for row in bench.rows]
     steps, compose_seconds = _steps(together, rows)
     cost = together.cost
@@ -172,7 +179,13 @@ def _settings(config: Config) -> list[Setting]:
 
 
 def _measure_setting(
-    setting: Setting, run_dir: Path, start: int, limit_seconds: float, stop: StopRequest, tell: Callable[[str], None]
+    setting: Setting,
+    run_dir: Path,
+    start: int,
+    limit_seconds: float,
+    stop: StopRequest,
+    tell: Callable[[str], None],
+    shared: Executor | None,
 ) -> tuple[Bench, Plan]:
     began = time.monotonic()
     config, shape = setting.config, read_shape(setting.config.model.path)
@@ -181,9 +194,8 @@ def _measure_setting(
         inputs = Inputs(config, run_dir, shape, plan, open_source(config.data.train), None, None, None, None)
         spec = composition(inputs)
         cost = CostModel.from_shape(shape, config.frozen, config.cut)
-        executor: Executor = LocalExecutor() if setting.colocated else make_executor(config, plan, None, stop, stack)
-        if setting.colocated:
-            stack.callback(executor.close)
+        executor = shared if shared is not None and not setting.colocated else None
+        executor = executor or make_executor(config, plan, None, stop, stack)
         start_stages(config, plan, executor, run_dir, None)
         bench = Bench(inputs, executor, spec, cost, producer_owners(plan)[0], start, stop)
         sizes = [max(1, round(share * spec.max_tokens)) for share in SIZES]
@@ -238,13 +250,17 @@ def _stages(bench: Bench, plan: Plan, colocated: bool) -> list[Measured]:
     return found
 
 
-def _curve(observed: Sequence[tuple[float, float]]) -> tuple[Timing, ...]:
-    """A point for each third of the orders, by work."""
-    ordered = sorted(observed)
-    num = min(len(SIZES), len(ordered))
-    bounds = [len(ordered) * n // num for n in range(num + 1)] if num else []
-    groups = [ordered[low:high] for low, high in pairwise(bounds)]
-    return tuple(timing(group) for group in groups)
+def _curve(steps: Sequence[Orders]) -> tuple[Timing, ...]:
+    """A point for each size of packs: of its steps, one a round, that in which orders went fastest.
+
+    What else the machine does comes in bursts and makes a step slower, never faster.
+    """
+    points = []
+    for number in range(len(SIZES)):
+        rounds = [timing(orders) for orders in steps[number :: len(SIZES)] if orders]
+        if rounds:
+            points.append(min(rounds, key=lambda found: found.seconds / found.work))
+    return tuple(points)
 
 
 def _steps(bench: Bench, rows: Sequence[SampleMeta]) -> tuple[list[list[tuple[SampleMeta, ...]]], float]:

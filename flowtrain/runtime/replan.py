@@ -29,7 +29,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from flowtrain.allocator.drift import Drift, Rule
+from flowtrain.allocator.drift import Drift, Expected, Rule
+from flowtrain.allocator.predict import Setup, predict
+from flowtrain.allocator.profile import read_profile
 from flowtrain.allocator.spare import most_producers, producer_rank
 from flowtrain.config.loading import config_to_json
 from flowtrain.config.schema import Config
@@ -100,8 +102,24 @@ def make_replan(
     def work(pack: Pack) -> tuple[float, float]:
         return flops.real(flops.encode_cost(pack.samples)), flops.real(flops.pack_cost(pack.samples))
 
-    watch = DriftWatch(Drift(rule, number), len(consumers), config.trainable_encoder, work)
+    drift = Drift(rule, number, _expected(config, plan, on_cpu))
+    watch = DriftWatch(drift, len(consumers), config.trainable_encoder, work)
     return Replan(config, plan, run_dir, composer, reduced_roles, watch)
+
+
+def _expected(config: Config, plan: Plan, on_cpu: bool) -> Expected | None:
+    """What the profile says of this plan; None without one, where the first window must do."""
+    if not isinstance(config.allocation.profile, Path):
+        return None
+    profile = read_profile(config.allocation.profile)
+    sides = plan.producers.ranks, plan.consumers.ranks
+    (producers, consumers), (p_threads, c_threads) = map(len, sides), (side[0].threads for side in sides)
+    found = predict(profile, Setup(False, producers, p_threads, consumers, c_threads, plan.cpus, on_cpu))
+    packs = [pack for step in profile.steps for pack in step]
+    return Expected(
+        seconds_ratio=found.producer_seconds * producers / (found.consumer_seconds * consumers),
+        work_ratio=sum(pack.encode for pack in packs) / sum(pack.train for pack in packs),
+    )
 
 
 class Replan:
