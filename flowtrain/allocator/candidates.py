@@ -118,13 +118,15 @@ def candidate_blocks(
     """All candidates by the rules above, in blocks of about `BLOCK_ROWS`; a large block is of one model layout, and its
     columns that do not vary have one row."""
     pending: list[_Piece] = []
+    rows_pending = 0
     for piece in _pieces(load, pool, step_samples, pack_tokens, scope):
         replicas, shards, fixed = piece
         if len(shards) < BLOCK_ROWS // 4:
             pending.append(piece)
-            if sum(len(piece[1]) for piece in pending) >= BLOCK_ROWS:
+            rows_pending += len(shards)
+            if rows_pending >= BLOCK_ROWS:
                 yield _joined(pending)
-                pending = []
+                pending, rows_pending = [], 0
             continue
         columns = [np.array([value], dtype=np.int64) for value in fixed]
         for start in range(0, len(shards), BLOCK_ROWS):

@@ -16,12 +16,14 @@ from dataclasses import dataclass, replace
 from flowtrain.allocator.candidates import Scope
 from flowtrain.allocator.hardware import NodePool
 from flowtrain.allocator.options import MemoryModel, Options
-from flowtrain.allocator.search import LARGE, tables
+from flowtrain.allocator.search import LARGE, SLACK, tables
 from flowtrain.allocator.solve import Problem, Solution, solve
 
 NEIGHBOUR_BOUND = 1.15
 """A neighbour that is slower by more than this factor is not looked for."""
 NUM_NEIGHBOURS = 3
+WORSE = 3.0
+"""By which factor other data, or fewer nodes, may lower the rate before everything is looked at again."""
 SIGNIFICANT_PERCENT = 0.5
 
 Change = Callable[[Problem], Problem]
@@ -61,7 +63,7 @@ def explain(
     cuts = frozenset((c.tp, c.cp, c.pp) for c in (choice.candidate for choice in found.choices))
     here = replace(scope, coarse=True, fine=cuts) if large else scope
     base = _rate(problem, memory, here)
-    levers = tuple(_effect(what, change(problem), memory, here, base) for what, change in LEVERS.items())
+    levers = tuple(_lever(what, change(problem), memory, here, base) for what, change in LEVERS.items())
     sensitivity = [_effect(what, other, memory, here, base) for what, other in other_data.items()]
     less = _one_node_less(problem)
     sensitivity.append(_effect("one node less", less, memory, here, base) if less else Effect("one node less", None))
@@ -112,14 +114,26 @@ def _one_node_less(problem: Problem) -> Problem | None:
     return replace(problem, cluster=tuple(pools))
 
 
-def _rate(problem: Problem, memory: MemoryModel, scope: Scope) -> float | None:
-    found = solve(problem, tables(problem, memory, scope))
+def _rate(problem: Problem, memory: MemoryModel, scope: Scope, at_least: float | None = None) -> float | None:
+    """The best rate; None where nothing reaches `at_least`, which keeps the look short."""
+    most_seconds = float("inf") if at_least is None else (1.0 + SLACK) / at_least
+    found = solve(problem, tables(problem, memory, scope, most_seconds))
     return None if found is None else found.rate
 
 
+def _lever(what: str, problem: Problem, memory: MemoryModel, scope: Scope, base: float | None) -> Effect:
+    """More of something never lowers the best rate, so only what reaches it is looked at."""
+    if base is None:
+        return Effect(what, None)
+    rate = _rate(problem, memory, scope, at_least=base)
+    return Effect(what, 100.0 * max(0.0, (rate or base) / base - 1.0))
+
+
 def _effect(what: str, problem: Problem, memory: MemoryModel, scope: Scope, base: float | None) -> Effect:
-    rate = _rate(problem, memory, scope)
-    return Effect(what, None if rate is None or base is None else 100.0 * (rate / base - 1.0))
+    if base is None:
+        return Effect(what, None)
+    rate = _rate(problem, memory, scope, at_least=base / WORSE) or _rate(problem, memory, scope)
+    return Effect(what, None if rate is None else 100.0 * (rate / base - 1.0))
 
 
 def _binding(problem: Problem, found: Solution, levers: tuple[Effect, ...]) -> str:

@@ -47,6 +47,9 @@ def plan(
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Row sizes: a scan or a trace.")] = None,
+    profile: Annotated[
+        Path | None, typer.Option("--profile", metavar="FILE", help="Plan for this machine by a profile of it.")
+    ] = None,
     policy: Annotated[str | None, typer.Option("--policy", metavar="NAME", help="Who divides the devices.")] = None,
     freeze: Annotated[
         list[str] | None, typer.Option("--freeze", metavar="MODULE", help="encoder, projector, backbone (MODEL_DIR).")
@@ -80,8 +83,15 @@ def plan(
         raise ConfigError("--freeze, --step-samples and --pack-tokens are for a model folder: use --set with a config")
     if config is None and overrides:
         raise ConfigError("--set changes a config, and this is a model folder: leave it out")
+    if profile is not None:
+        if config is None or device:
+            raise ConfigError("--profile goes with a config and this machine: give a config, and leave out --device")
+        from flowtrain.cli.plan_measured import plan_measured
+
+        plan_measured(config, profile, json_file, out)
+        return
     if config is not None and not device:
-        raise ConfigError("say which devices to plan for, such as --device h100 (launch --dry-run is for this machine)")
+        raise ConfigError("say which devices to plan for, such as --device h100 or --profile for this machine")
     cluster = _cluster(device or [DEFAULT_DEVICE], nodes, devices_per_node)
     question, notes = _question(config, source, data, cluster, freeze or [], step_samples, pack_tokens)
     question = replace(question, dtype=dtype or question.dtype, placements=_placements(placement, question))
