@@ -10,6 +10,9 @@ each may leave a gap like the one at the end:
 A consumer that cannot read in place copies a pack into a ring of its own, which must hold the packs in flight to it:
 
     PACKS_HELD · cap + B ≤ smallest receive segment
+
+Where a row's tokens do not bound its features (`ModelShape.bounds_features`), a block may be as large as a whole pack
+may be: B = cap.
 """
 
 from __future__ import annotations
@@ -50,7 +53,8 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
             f"bytes and a slot of {num_consumers} packs with one full row of {config.max_row_tokens} tokens each needs "
             f"{needed} bytes: {_remedy(plan, sending, needed)}"
         )
-    room = (sending.segment_bytes - gaps(sending.segment_bytes) * largest) // num_consumers
+    bounded = shape.bounds_features(config.cut)
+    room = _share(sending.segment_bytes, num_consumers, largest if bounded else None)
     receiving = [rank for rank in plan.consumers.ranks if rank.segment_bytes]
     if receiving:
         smallest = min(receiving, key=lambda rank: rank.segment_bytes)
@@ -62,8 +66,15 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
                 f"full row of {config.max_row_tokens} tokens each need {needed} bytes: "
                 f"{_remedy(plan, smallest, needed)}"
             )
-        room = min(room, (smallest.segment_bytes - gaps(smallest.segment_bytes) * largest) // PACKS_HELD)
+        room = min(room, _share(smallest.segment_bytes, PACKS_HELD, largest if bounded else None))
     return room // ALIGNMENT * ALIGNMENT
+
+
+def _share(segment_bytes: int, packs: int, largest: int | None) -> int:
+    """The largest cap of the page above; `largest` is None where a block may be as large as the cap."""
+    if largest is None:
+        return segment_bytes // (packs + gaps(segment_bytes))
+    return (segment_bytes - gaps(segment_bytes) * largest) // packs
 
 
 def _remedy(plan: Plan, tight: RankPlan, needed: int) -> str:

@@ -37,6 +37,9 @@ JOINED_BEFORE = frozenset({"glm4v", "glm4v_moe"})
 """Families whose encoder joins patches to tokens itself: its projector is given tokens, as wide as those it makes."""
 
 
+CUT_OFF_BEHIND = frozenset({"llava_next", "llava_onevision"})
+"""Families that encode padded tiles and cut the padding off behind the projector: patches may be many, tokens few."""
+
 UNPROVEN = "their halves are not proven equal to the uncut model"
 REFUSED = {
     "internvl_chat": "their code is not part of transformers (convert the folder to the form `internvl`)",
@@ -86,6 +89,10 @@ class ModelShape:
             vision = self.vision
             spec = FeatureSpec("patch", vision.hidden, vision.class_tokens, vision.tile_patches or 1)
         return (spec,) * self.projector.num_mergers
+
+    def bounds_features(self, cut: Cut) -> bool:
+        """Whether what crosses the cut is bounded by a row's tokens; else it can be larger, up to all of an image."""
+        return cut is Cut.AFTER_PROJECTOR or self.family not in CUT_OFF_BEHIND
 
     def parameters(self, module: Module) -> int:
         """Number of parameters of a module, tied ones once; several encoders together."""

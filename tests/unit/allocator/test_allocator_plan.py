@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -129,6 +130,23 @@ def test_slots_within_the_room_fit_wherever_the_ring_stands(emoji: Path, shape: 
         if keep is not None:
             ring.free(keep)
         assert ring.room(sizes)
+
+
+def test_blocks_that_tokens_do_not_bound_fit_as_well(emoji: Path, shape: ModelShape) -> None:
+    """A family that cuts padding off behind the projector: one block a pack, each as large as a pack may be."""
+    given = config(emoji, pool={"bytes": "32MiB"}, consumers={"num": 2}, train={"freeze": ["encoder"]})
+    loose = replace(shape, family="llava_next")
+    plan = make_plan(given, loose, TWO_CORES)
+    segment, room = plan.pool_bytes, pool_room(given, loose, plan) // 64 * 64
+    assert largest_block_bytes(given, loose) <= room < pool_room(given, shape, plan)
+    for lead in range(64, segment, segment // 50 // 64 * 64):
+        ring = RingArena(segment)
+        first = ring.allocate(lead)
+        keep = ring.allocate(64) if lead + 64 <= segment else None
+        ring.free(first)
+        if keep is not None:
+            ring.free(keep)
+        assert ring.room([room, room])
 
 
 def test_header_is_the_pools() -> None:

@@ -72,6 +72,8 @@ def test_rows_are_measured_from_sizes_alone(family: str, folder_of: Callable[[st
         text = "a".join([processor.image_token] * len(sizes))
         whole = processor(text=[text], images=[pictures(sizes, number)], return_tensors="pt")
         assert int((whole["input_ids"] == measure.shape.image_token_id).sum()) == sum(image.tokens for image in images)
+        for image in images if measure.shape.bounds_features(Cut.BEFORE_PROJECTOR) else ():
+            assert image.patches <= image.tokens * measure.shape.projector.patches_per_token, "what the pool counts on"
         prepared, _ = prepare(processor, pictures(sizes, number))
         metas = [ImageMeta(h, w, image.tokens, image.patches) for (h, w), image in zip(sizes, images, strict=True)]
         assert measure.patches(prepared, metas) == [image.patches for image in images]
