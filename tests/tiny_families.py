@@ -18,6 +18,16 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from tiny_processors import (
+    PINPOINTS,
+    gemma3_processor,
+    grid_processor,
+    idefics_processor,
+    internvl_processor,
+    llava_next_processor,
+    llava_onevision_processor,
+    llava_processor,
+)
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -139,76 +149,6 @@ def _template(image: str) -> str:
     )
 
 
-# --- processors -------------------------------------------------------------------------------------------------------
-
-
-def _grid_processor(name: str, videos: str, image_processor: str = "Qwen2VLImageProcessor") -> Callable[[Any], Any]:
-    """Families that take patches of any grid; at most 64 patches an image."""
-
-    def make(tokenizer: Any) -> Any:
-        sizes = {"patch_size": 8, "merge_size": 2, "temporal_patch_size": 2}
-        pixels = {"size": {"shortest_edge": 16 * 16, "longest_edge": 64 * 64}}
-        images = getattr(transformers, image_processor)(**sizes, **pixels)
-        of_videos = getattr(transformers, videos)(**sizes)
-        return getattr(transformers, name)(images, tokenizer, of_videos)
-
-    return make
-
-
-def _internvl(tokenizer: Any) -> Any:
-    images = transformers.GotOcr2ImageProcessor(
-        size={"height": 32, "width": 32}, crop_to_patches=True, min_patches=1, max_patches=4
-    )
-    videos = transformers.InternVLVideoProcessor(size={"height": 32, "width": 32})
-    return transformers.InternVLProcessor(images, tokenizer, videos, image_seq_length=4)
-
-
-def _idefics(name: str) -> Callable[[Any], Any]:
-    def make(tokenizer: Any) -> Any:
-        sizes = {"size": {"longest_edge": 64}, "max_image_size": {"longest_edge": 32}}
-        if name == "Idefics3":
-            images = transformers.Idefics3ImageProcessor(**sizes)
-            return transformers.Idefics3Processor(images, tokenizer, image_seq_len=4)
-        images = transformers.SmolVLMImageProcessor(**sizes)
-        return transformers.Idefics3Processor(images, tokenizer, image_seq_len=4)
-
-    return make
-
-
-def _llava(tokenizer: Any) -> Any:
-    images = transformers.CLIPImageProcessor(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, do_center_crop=True
-    )
-    return transformers.LlavaProcessor(
-        images, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1
-    )
-
-
-PINPOINTS = [[32, 64], [64, 32], [64, 64]]
-
-
-def _llava_next(tokenizer: Any) -> Any:
-    images = transformers.LlavaNextImageProcessor(
-        size={"shortest_edge": 32}, crop_size={"height": 32, "width": 32}, image_grid_pinpoints=PINPOINTS
-    )
-    return transformers.LlavaNextProcessor(
-        images, tokenizer, patch_size=8, vision_feature_select_strategy="default", num_additional_image_tokens=1
-    )
-
-
-def _llava_onevision(tokenizer: Any) -> Any:
-    images = transformers.LlavaOnevisionImageProcessor(size={"height": 32, "width": 32}, image_grid_pinpoints=PINPOINTS)
-    videos = transformers.LlavaOnevisionVideoProcessor(size={"height": 32, "width": 32})
-    return transformers.LlavaOnevisionProcessor(
-        images, tokenizer, videos, num_image_tokens=16, vision_feature_select_strategy="full"
-    )
-
-
-def _gemma3(tokenizer: Any) -> Any:
-    images = transformers.Gemma3ImageProcessor(size={"height": 32, "width": 32})
-    return transformers.Gemma3Processor(images, tokenizer, image_seq_length=4)
-
-
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 GRID_SPECIALS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
@@ -231,7 +171,7 @@ def _grid_family(config: str, text: dict[str, Any], vision: dict[str, Any], proc
         GRID_TOKENS,
         VISION_TEXT,
         GRID_SPECIALS,
-        _grid_processor(processor, "Qwen3VLVideoProcessor" if "3" in config else "Qwen2VLVideoProcessor"),
+        grid_processor(processor, "Qwen3VLVideoProcessor" if "3" in config else "Qwen2VLVideoProcessor"),
     )
 
 
@@ -246,7 +186,7 @@ def _glm_family(config: str, text: dict[str, Any]) -> Recipe:
         GLM_TOKENS,
         "<|begin_of_image|><|image|><|end_of_image|>",
         tuple(GLM_TOKENS.values()),
-        _grid_processor("Glm4vProcessor", "Glm4vVideoProcessor", "Glm4vImageProcessor"),
+        grid_processor("Glm4vProcessor", "Glm4vVideoProcessor", "Glm4vImageProcessor"),
     )
 
 
@@ -327,7 +267,7 @@ RECIPES: dict[str, Recipe] = {
     "internvl": _tile_family(
         "InternVLConfig",
         "internvl_vision",
-        _internvl,
+        internvl_processor,
         "qwen2",
         vision={"image_size": [32, 32], "patch_size": [8, 8]},
         image_seq_length=4,
@@ -344,14 +284,14 @@ RECIPES: dict[str, Recipe] = {
     "idefics3": _tile_family(
         "Idefics3Config",
         "idefics3_vision",
-        _idefics("Idefics3"),
+        idefics_processor("Idefics3"),
         token_ids={"image_token_id": "<image>"},
         specials=IDEFICS_SPECIALS,
     ),
     "smolvlm": _tile_family(
         "SmolVLMConfig",
         "smolvlm_vision",
-        _idefics("SmolVLM"),
+        idefics_processor("SmolVLM"),
         token_ids={"image_token_id": "<image>"},
         specials=IDEFICS_SPECIALS,
         attributes={
@@ -361,14 +301,18 @@ RECIPES: dict[str, Recipe] = {
             "global_image_token": "<global-img>",
         },
     ),
-    "llava": _tile_family("LlavaConfig", "clip_vision_model", _llava, image_seq_length=16),
+    "llava": _tile_family("LlavaConfig", "clip_vision_model", llava_processor, image_seq_length=16),
     "llava_next": _tile_family(
-        "LlavaNextConfig", "clip_vision_model", _llava_next, image_seq_length=16, image_grid_pinpoints=PINPOINTS
+        "LlavaNextConfig",
+        "clip_vision_model",
+        llava_next_processor,
+        image_seq_length=16,
+        image_grid_pinpoints=PINPOINTS,
     ),
     "llava_onevision": _tile_family(
         "LlavaOnevisionConfig",
         "siglip_vision_model",
-        _llava_onevision,
+        llava_onevision_processor,
         "qwen2",
         image_grid_pinpoints=PINPOINTS,
         vision={"vision_use_head": False},
@@ -378,7 +322,7 @@ RECIPES: dict[str, Recipe] = {
     "gemma3": _tile_family(
         "Gemma3Config",
         "siglip_vision_model",
-        _gemma3,
+        gemma3_processor,
         "gemma3_text",
         text={
             "query_pre_attn_scalar": 8,
