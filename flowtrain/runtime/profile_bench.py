@@ -187,7 +187,8 @@ class Bench:
         into = _begin(self.observed.together)
         for job in jobs[:AHEAD]:
             self._encode(job)
-        to_encode, to_train, to_return = deque(jobs[AHEAD:]), deque(jobs), deque[_Job]()
+        to_encode = deque(job for job in jobs[AHEAD:] if not job.encoded)  # packs without images need no producer
+        to_train, to_return = deque(jobs), deque[_Job]()
         busy: dict[Role, _Busy] = {}
         while to_encode or to_train or to_return or busy:
             if Role.PRODUCER not in busy and (to_encode or to_return):
