@@ -260,7 +260,7 @@ def _curve(steps: Sequence[Orders]) -> tuple[Timing, ...]:
         rounds = [timing(orders) for orders in steps[number :: len(SIZES)] if orders]
         if rounds:
             points.append(min(rounds, key=lambda found: found.seconds / found.work))
-    return tuple(points)
+    return tuple(sorted(points, key=lambda point: point.work))
 
 
 def _steps(bench: Bench, rows: Sequence[SampleMeta]) -> tuple[list[list[tuple[SampleMeta, ...]]], float]:
