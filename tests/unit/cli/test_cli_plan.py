@@ -6,13 +6,24 @@ import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
 
 from flowtrain.allocator.planfile import read_plan_file
+from flowtrain.allocator.profile import (
+    Measured,
+    PackWork,
+    Profile,
+    Provenance,
+    Timing,
+    dump_profile,
+    profile_key,
+)
 from flowtrain.cli.main import make_app
+from flowtrain.config.loading import load_config
+from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.types import Role
 
@@ -61,6 +72,47 @@ def test_a_config_with_mixed_devices_and_a_policy(tmp_path: Path) -> None:
     result = json.loads(data.read_text())
     assert result["devices_available"] == 24
     assert result["step_samples"] == 32
+
+
+def measured(config: Config) -> Profile:
+    """What a fast backbone beside a slow encoder would leave in a profile of this config."""
+
+    def stage(role: Literal["producer", "consumer"], seconds: float, threads: int, colocated: bool) -> Measured:
+        timing = (Timing(work=1.0, seconds=seconds, spread=0.0, num=4),)
+        return Measured(
+            role=role, device="cpu", threads=threads, together=False, colocated=colocated, forward=timing,
+            backward=timing if role == "producer" else (), update_seconds=0.0,
+        )  # fmt: skip
+
+    made = Provenance(
+        date="2026-01-01", flowtrain="0", python="3", torch="2", transformers="5", device="some cores", cores=2,
+        config=profile_key(config), model="m", dtype="float32", freeze=(), data="d", rows_measured=(0, 1),
+        rows_composed=(2, 3), took_seconds=1.0,
+    )  # fmt: skip
+    stages = (
+        stage("producer", 1.0, 1, False), stage("consumer", 1.0, 1, False),
+        stage("producer", 0.4, 2, True), stage("consumer", 0.4, 2, True),
+    )  # fmt: skip
+    return Profile(
+        made=made, trainable_encoder=True, consumers=1, read_seconds=0.0, call_seconds=0.0, overhead_seconds=0.0,
+        stages=stages, steps=((PackWork(rows=4, encode=1.0, train=1.0),),),
+    )  # fmt: skip
+
+
+def test_a_profile_plans_this_machine(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, data, plan = tmp_path / "profile.yaml", tmp_path / "plan.json", tmp_path / "plan.yaml"
+    config = load_config(EXAMPLE / "emoji.yaml").config
+    file.write_text(dump_profile(measured(config)))
+    run(EXAMPLE / "emoji.yaml", "--profile", file, "--json", data, "--out", plan)
+    assert "samples/s predicted" in capsys.readouterr().out
+    result = json.loads(data.read_text())
+    assert result["placement"] == "disaggregated"  # the mode's: nothing is open in this config
+    assert result["expected"]["samples_per_second"] == pytest.approx(4 / 3.0)
+    assert read_plan_file(plan).layouts == {Role.PRODUCER: "r1", Role.CONSUMER: "r1"}
+    with pytest.raises(ConfigError, match="measured with"):
+        run(EXAMPLE / "emoji.yaml", "--profile", file, "--set", "model.dtype=bfloat16")
+    with pytest.raises(ConfigError, match="this machine"):
+        run(EXAMPLE / "model", "--profile", file)
 
 
 @pytest.mark.parametrize(
