@@ -23,11 +23,11 @@ from dataclasses import replace
 from typing import Any
 
 from flowtrain.packing.cost import CostModel
-from flowtrain.packing.load import Caps
+from flowtrain.packing.load import Caps, Load
 from flowtrain.packing.policies import POLICIES, Draw, Due, Slots
 from flowtrain.packing.spec import GRACE_STEPS, CompositionSpec
 from flowtrain.packing.units import build_packs
-from flowtrain.packing.window import Window
+from flowtrain.packing.window import DUE, HEAVY, POSITION, Window
 from flowtrain.types import Phase, SampleMeta, SkippedRow, Step
 
 SHORT_SHARE = 8
@@ -46,6 +46,7 @@ class Composer:
         self.step = 0
         self._cost = cost
         self._caps = Caps.of(spec)
+        self._load_of = self._caps.loader(cost)
         self._policy = POLICIES[spec.policy]
         self._window = Window(
             spec,
@@ -69,7 +70,7 @@ class Composer:
     @cost.setter
     def cost(self, cost: CostModel) -> None:
         if cost != self._cost:
-            self._cost = cost
+            self._cost, self._load_of = cost, self._caps.loader(cost)
             self._window.recost(cost)
 
     # --- state --------------------------------------------------------------------------------------------------------
@@ -77,14 +78,18 @@ class Composer:
     def state_dict(self) -> dict[str, Any]:
         """JSON-ready. `cursor`: positions below were read into the window; `carried`: those of them not yet trained;
         `due` and `heavy`: what was promised to each."""
+        self._fill()
+        return self._state()
+
+    def _state(self) -> dict[str, Any]:
         # Rows enter in position order, those that come again first.
         loads, again = self._window.loads, self._carried
         return {
             "step": self.step,
             "cursor": self._cursor,
-            "carried": [load.position for load in loads] + [position for position, _, _ in again],
-            "due": [load.due for load in loads] + [due for _, due, _ in again],
-            "heavy": [load.position for load in loads if load.heavy] + [place for place, _, heavy in again if heavy],
+            "carried": [*map(POSITION, loads), *(position for position, _, _ in again)],
+            "due": [*map(DUE, loads), *(due for _, due, _ in again)],
+            "heavy": [*map(POSITION, filter(HEAVY, loads)), *(place for place, _, heavy in again if heavy)],
             "heavy_above": self._heavy_above,
         }
 
@@ -127,13 +132,10 @@ class Composer:
         if self._carried:
             _, due, heavy = self._carried.popleft()
             if isinstance(row, SampleMeta):
-                self._enter(row, due, heavy)
+                self._window.add(self._fitting(self._load_of(row, due, heavy)))
             return
         self._next_position += 1
-        if self._incoming or self._window.full:
-            self._incoming.append(row)
-        else:
-            self._read(row)
+        self._incoming.append(row)
 
     def end(self) -> None:
         """No more rows come."""
@@ -145,6 +147,7 @@ class Composer:
             return 0
         if self._carried:
             return len(self._carried)
+        self._fill()
         if self._window.full:
             return 0
         missing = self._window.missing
@@ -154,7 +157,10 @@ class Composer:
 
     def next(self) -> Step | None:
         """The next step, or None while rows are missing, and after the last."""
-        if self._carried or not (self._window.full or self._over):
+        if self._carried:
+            return None
+        self._fill()
+        if not (self._window.full or self._over):
             return None
         loads = self._window.loads
         if not loads:
@@ -169,12 +175,11 @@ class Composer:
         slots = self._policy.compose(
             Draw(loads, self.spec, self.cost, self._caps, due, early, self._window.totals, last)
         )
-        taken = {load.position for slot in slots for pack in slot for load in pack.loads}
+        taken = [load for slot in slots for pack in slot for load in pack.loads]
         assert taken, "a step took no row"
-        assert all(load.position in taken for load in due.loads), "a row that is due was left out"
+        assert set(map(POSITION, due.loads)) <= set(map(POSITION, taken)), "a row that is due was left out"
         self._window.take(taken)
-        state = self.state_dict()
-        self._fill()
+        state = self._state()
         return _step(Phase.TRAIN, self.step, slots, self.spec, self.cost, state)
 
     @property
@@ -185,21 +190,23 @@ class Composer:
 
     def _fill(self) -> None:
         """Rows into the window until it is full, and none beyond, so that arrival times change nothing."""
-        window = self._window
-        while self._incoming and not window.full:
-            self._read(self._incoming.popleft())
+        if not self._incoming or self._carried:
+            return
+        make, heavy_above, spec, step = self._load_of, self._heavy_above, self.spec, self.step + 1
+        due, heavy_due = step + spec.longest_wait(False), step + spec.longest_wait(True)
+        room, guards = self._caps.room, self._caps.guards
 
-    def _read(self, row: SampleMeta | SkippedRow) -> None:
-        self._cursor = row.position + 1
-        if isinstance(row, SampleMeta):
-            heavy = row.tokens > self._heavy_above
-            self._enter(row, self.step + 1 + self.spec.longest_wait(heavy), heavy)
+        def load_of(sample: SampleMeta) -> Load:
+            heavy = sample.text_tokens + sample.vision_tokens > heavy_above
+            load = make(sample, heavy_due if heavy else due, heavy)
+            return load if not heavy and (room - load.use) & guards == guards else self._fitting(load)
 
-    def _enter(self, sample: SampleMeta, due: int, heavy: bool) -> None:
-        load = self._caps.load(sample, self._cost, due, heavy)
-        assert (self._caps.room - load.use) & self._caps.guards == self._caps.guards, self.too_big(sample)
-        assert self.spec.own_pack or load.tokens == sample.tokens, self.too_big(sample)
-        self._window.add(load)
+        self._cursor = self._window.fill(self._incoming, load_of, self._cursor)
+
+    def _fitting(self, load: Load) -> Load:
+        assert self._caps.may_hold(load), self.too_big(load.sample)
+        assert self.spec.own_pack or load.tokens == load.sample.tokens, self.too_big(load.sample)
+        return load
 
 
 def heavy_tokens(spec: CompositionSpec, cost: CostModel) -> int:
@@ -215,7 +222,8 @@ def compose_eval(spec: CompositionSpec, cost: CostModel, samples: Sequence[Sampl
         return _step(Phase.EVAL, index, [], spec, cost, {"cursor": 0})
     whole = replace(spec, step_samples=len(samples), step_packs=None, lookahead=1)
     caps = Caps.of(whole)
-    loads = sorted((caps.load(sample, cost) for sample in samples), key=lambda load: load.position)
+    load_of = caps.loader(cost)
+    loads = sorted((load_of(sample, 0, False) for sample in samples), key=POSITION)
     slots = POLICIES[spec.policy].compose(Draw(loads, whole, cost, caps, last=True))
     return _step(Phase.EVAL, index, slots, spec, cost, {"cursor": 0})
 

@@ -12,11 +12,11 @@ Invariants: a bin's cost and room are those of its loads; no guard of a room is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from flowtrain.packing.cost import CostModel
+from flowtrain.packing.cost import SHIFT, CostModel
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.types import ImageMeta, SampleMeta
 
@@ -43,21 +43,29 @@ class Load(NamedTuple):
     heavy: bool
 
 
-@dataclass(slots=True)
-class ImageCosts:
+class ImageCosts(dict[int, int]):
     """Costs of images by their patches, of which there are few: rows come by the thousand."""
 
-    cost: CostModel | None = None
-    known: dict[int, int] = field(default_factory=dict)
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
 
-    def restart(self, cost: CostModel) -> None:
-        self.cost, self.known = cost, {}
+    def __missing__(self, patches: int) -> int:
+        if len(self) >= MOST_KNOWN:
+            self.clear()
+        found = self[patches] = self.cost.image_cost(ImageMeta(0, 0, 0, patches))
+        return found
 
-    def add(self, image: ImageMeta) -> int:
-        assert self.cost is not None
-        if len(self.known) >= MOST_KNOWN:
-            self.known.clear()
-        found = self.known[image.patches] = self.cost.image_cost(image)
+
+class LengthCosts(dict[int, int]):
+    """What a sample costs by its length alone, as a product with the model's coefficients that is not yet shifted."""
+
+    def __init__(self, cost: CostModel) -> None:
+        self.cost = cost
+
+    def __missing__(self, tokens: int) -> int:
+        if len(self) >= MOST_KNOWN:
+            self.clear()
+        found = self[tokens] = (self.cost.token + self.cost.token_pair * tokens) * tokens
         return found
 
 
@@ -70,7 +78,6 @@ class Caps:
     spec: CompositionSpec
     room: int
     guards: int
-    image_costs: ImageCosts = field(default_factory=lambda: ImageCosts(), compare=False)
 
     @classmethod
     def of(cls, spec: CompositionSpec) -> Caps:
@@ -82,29 +89,41 @@ class Caps:
 
     def load(self, sample: SampleMeta, cost: CostModel, due: int = 0, heavy: bool = False) -> Load:
         """What a sample takes; a row of its own pack takes all the tokens there are."""
-        spec, tokens = self.spec, sample.tokens
-        taken = tokens if tokens <= spec.max_tokens else spec.max_tokens
-        use, encode, patches, vision_bytes = taken, 0, 0, 0
-        if sample.images:
-            image_costs = self.image_costs
-            if image_costs.cost is not cost:
-                image_costs.restart(cost)
-            known = image_costs.known
-            for image in sample.images:
-                patches += image.patches
-                found = known.get(image.patches)
-                encode += image_costs.add(image) if found is None else found
-            vision_bytes = spec.block_bytes(sample)
-            use += vision_bytes << (FIELD_BITS + 1)
-            place = 2
-            if spec.max_patches is not None:
-                use += patches << (place * (FIELD_BITS + 1))
-                place += 1
-            if spec.max_images is not None:
-                use += len(sample.images) << (place * (FIELD_BITS + 1))
-        return Load(
-            cost.sample_cost(sample), use, sample.position, taken, encode, patches, vision_bytes, sample, due, heavy
-        )
+        return self.loader(cost)(sample, due, heavy)
+
+    def loader(self, cost: CostModel) -> Callable[[SampleMeta, int, bool], Load]:
+        """`load` for many rows: what is the same for all of them is looked up once."""
+        spec, block_bytes, max_tokens = self.spec, self.spec.block_bytes, self.spec.max_tokens
+        lengths, known = LengthCosts(cost), ImageCosts(cost)
+        trained_token, projected_patch = cost.trained_token, cost.projected_patch
+        bytes_at = FIELD_BITS + 1
+        patches_at = 2 * bytes_at if spec.max_patches is not None else None
+        images_at = (2 + (patches_at is not None)) * bytes_at if spec.max_images is not None else None
+        new = tuple.__new__
+
+        def load(sample: SampleMeta, due: int, heavy: bool) -> Load:
+            tokens = sample.text_tokens + sample.vision_tokens
+            taken = tokens if tokens <= max_tokens else max_tokens
+            use, encode, patches, vision_bytes, cost_of = taken, 0, 0, 0, lengths[tokens]
+            if images := sample.images:
+                for image in images:
+                    size = image.patches
+                    patches += size
+                    encode += known[size]
+                vision_bytes = block_bytes(sample)
+                use += vision_bytes << bytes_at
+                if patches_at is not None:
+                    use += patches << patches_at
+                if images_at is not None:
+                    use += len(images) << images_at
+                if projected_patch:
+                    cost_of += projected_patch * patches
+            if trained_token:
+                cost_of += trained_token * sample.trained_tokens
+            cost_of >>= SHIFT
+            return new(Load, (cost_of, use, sample.position, taken, encode, patches, vision_bytes, sample, due, heavy))
+
+        return load
 
     def may_hold(self, load: Load) -> bool:
         """Whether an empty pack has room."""

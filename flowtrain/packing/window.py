@@ -20,63 +20,80 @@ the oldest first, and the promise holds again for rows that enter afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from bisect import bisect_right
+from collections import deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain
+from operator import itemgetter
 
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.load import FIELD, Caps, Load
 from flowtrain.packing.spec import CompositionSpec
+from flowtrain.types import SampleMeta, SkippedRow
 
 SHORT_SHARE = 4
 """A row is short when this many of it fit a pack."""
 
 
+COST, USE, POSITION, TOKENS, DUE, HEAVY = (
+    itemgetter(Load._fields.index(name)) for name in ("cost", "use", "position", "tokens", "due", "heavy")
+)
+
+
 @dataclass(slots=True)
 class Layout:
-    """Steps 1 and 2 of the page: places of rows that leave in order of due.
+    """Steps 1 and 2 of the page, for rows in order of due.
 
-    `places`: packs opened so far (packs a step given), or rows placed (rows a step given).
+    `places`: packs opened so far (packs a step given), or rows placed (rows a step given). `starts`: number of the row
+    with which each pack began, as long as no row is heavy.
     """
 
     caps: Caps
     num_packs: int | None
     places: int = 0
-    _room: int = 0
+    starts: list[int] = field(default_factory=list)
+    room: int = 0
     _open: int = 0
 
     def __post_init__(self) -> None:
         # The guard of the tokens is down: there is no open pack with room.
-        self._room = self.caps.guards - 1
+        self.room = self.caps.guards - 1
 
     def place(self, load: Load) -> int:
         """Number of the load's pack, or its own number."""
         if self.num_packs is None or load.heavy:
             self.places += 1
             return self.places - 1
-        left, guards = self._room - load.use, self.caps.guards
+        left, guards = self.room - load.use, self.caps.guards
         if left & guards != guards:
             left = self.caps.room - load.use
             self._open = self.places
             self.places += 1
-        self._room = left
+        self.room = left
         return self._open
 
-    def count(self, loads: Iterable[Load]) -> None:
-        """`place` for each, in less time."""
+    def lay(self, loads: Sequence[Load]) -> None:
+        """`place` for all of these, none of them heavy and none placed before; a pack at a time."""
         if self.num_packs is None:
-            self.places += sum(1 for _ in loads)
+            self.places = len(loads)
             return
-        left, guards, full, places = self._room, self.caps.guards, self.caps.room, self.places
-        for load in loads:
-            if load.heavy:
-                places += 1
-                continue
-            left -= load.use
-            if left & guards != guards:
-                left = full - load.use
-                self._open = places
-                places += 1
-        self._room, self.places = left, places
+        if not loads:
+            return
+        full, guards, limit = self.caps.room, self.caps.guards, self.caps.limits[0]
+        uses = list(accumulate(map(USE, loads), initial=0))
+        tokens = [use & FIELD for use in uses]
+        starts, at, num_loads = self.starts, 0, len(loads)
+        while at < num_loads:
+            starts.append(at)
+            base = uses[at]
+            end = bisect_right(tokens, tokens[at] + limit, at + 1) - 1
+            while (full - (uses[end] - base)) & guards != guards:
+                end -= 1
+            at = end
+        self.room = full - (uses[at] - uses[starts[-1]])
+        self.places = len(starts)
+        self._open = self.places - 1
 
 
 @dataclass(slots=True)
@@ -137,15 +154,20 @@ class Window:
                 return True
         elif (self._target - self._use) & self.caps.guards != self.caps.guards:
             return True
-        layout = self._layout
-        if layout is not None:
-            return layout.places >= self._most_places
-        if not self.bounded or not self.loads:
-            return False
-        layout = self._layout = Layout(self.caps, self.spec.num_packs)
-        layout.count(self.loads)
         # The next row opens one more place at most, and must be let in whatever it is.
-        return layout.places >= self._most_places
+        return self.bounded and self._laid().places >= self._most_places
+
+    def _laid(self) -> Layout:
+        """The layout of the window's rows in position order, which is that of due where none is heavy."""
+        layout = self._layout
+        if layout is None:
+            layout = self._layout = Layout(self.caps, self.spec.num_packs)
+            if self._num_heavy:
+                for load in self.loads:
+                    layout.place(load)
+            else:
+                layout.lay(self.loads)
+        return layout
 
     @property
     def missing(self) -> int:
@@ -155,49 +177,109 @@ class Window:
         return ((self._target - self._use) & FIELD) + 1
 
     def add(self, load: Load) -> None:
+        """A row, whether the window is full or not."""
+        self._count([load], 1)
         self.loads.append(load)
-        self._num_heavy += load.heavy
-        totals = self.totals
-        totals.cost += load.cost
-        totals.use += load.use
-        if load.tokens <= self.longest_short:
-            totals.short_cost += load.cost
-            totals.short_tokens += load.tokens
-        if self.held is None or not self.held(load):
-            self._use += load.use
-            self._num_rows += 1
-        if self._layout is not None:
-            self._layout.place(load)
+        self._layout = None
 
-    def take(self, positions: Collection[int]) -> None:
-        """Rows that leave."""
-        left, totals, longest_short = [], self.totals, self.longest_short
-        for load in self.loads:
-            if load.position not in positions:
-                left.append(load)
+    def fill(self, waiting: deque[SampleMeta | SkippedRow], load_of: Callable[[SampleMeta], Load], cursor: int) -> int:
+        """Rows in until the window is full or none waits; returns the position behind the last one read, or `cursor`.
+
+        `full`, `add` and `Layout.place` in one loop.
+        """
+        if not waiting or self.full:
+            return cursor
+        layout = self._laid() if self.bounded else Layout(self.caps, self.spec.num_packs)
+        guards, target, most, most_rows = self.caps.guards, self._target, self._most_places, self._target_rows
+        held, packed, empty = self.held, self.spec.num_packs is not None and self.bounded, self.caps.room
+        use, num_rows, room, places = self._use, self._num_rows, layout.room, layout.places
+        loads, starts, before = self.loads, layout.starts, len(self.loads)
+        while waiting:
+            row = waiting.popleft()
+            cursor = row.position + 1
+            if isinstance(row, SkippedRow):
                 continue
-            totals.cost -= load.cost
-            totals.use -= load.use
-            self._num_heavy -= load.heavy
-            if load.tokens <= longest_short:
-                totals.short_cost -= load.cost
-                totals.short_tokens -= load.tokens
-            if self.held is None or not self.held(load):
-                self._use -= load.use
-                self._num_rows -= 1
-        self.loads, self._layout = left, None
+            load = load_of(row)
+            takes = load.use
+            if held is None or not held(load):
+                use += takes
+                num_rows += 1
+            if packed and not load.heavy:
+                room -= takes
+                if room & guards != guards:
+                    room = empty - takes
+                    places += 1
+                    starts.append(len(loads))
+            else:
+                places += 1
+            loads.append(load)
+            # Rows that are held stay within `num_rows`; a window that is not bounded has no places to run out of.
+            if (target - use) & guards != guards if target else num_rows >= most_rows:
+                break
+            if places >= most and self.bounded:
+                break
+        layout.room, layout.places = room, places
+        self._use, self._num_rows = use, num_rows
+        new = loads[before:]
+        self._count(new, 1, held=False)
+        return cursor
+
+    def take(self, taken: Sequence[Load]) -> None:
+        """Rows that leave."""
+        positions = set(map(POSITION, taken))
+        self._count(taken, -1)
+        self.loads = [load for load in self.loads if load.position not in positions]
+        self._layout = None
+
+    def _count(self, loads: Sequence[Load], sign: int, held: bool = True) -> None:
+        """The sums with these rows more, or less; `held`: also those without rows that the policy keeps back."""
+        totals, longest_short = self.totals, self.longest_short
+        use = sum(map(USE, loads))
+        short = [load for load in loads if load.tokens <= longest_short]
+        totals.cost += sign * sum(map(COST, loads))
+        totals.use += sign * use
+        totals.short_cost += sign * sum(map(COST, short))
+        totals.short_tokens += sign * sum(map(TOKENS, short))
+        self._num_heavy += sign * sum(map(HEAVY, loads))
+        if held and self.held is not None:
+            kept = self.held
+            loads = [load for load in loads if not kept(load)]
+            use = sum(map(USE, loads))
+        if held:
+            self._use += sign * use
+            self._num_rows += sign * len(loads)
 
     def recost(self, cost: CostModel) -> None:
         """Costs by another model; what was promised stays."""
-        self.loads = [self.caps.load(load.sample, cost, load.due, load.heavy) for load in self.loads]
+        load_of = self.caps.loader(cost)
+        self.loads = [load_of(load.sample, load.due, load.heavy) for load in self.loads]
         self.totals.cost = sum(load.cost for load in self.loads)
         self.totals.short_cost = sum(load.cost for load in self.loads if load.tokens <= self.longest_short)
 
-    def due(self, step: int, early: int = 0) -> tuple[list[Load], list[list[Load]]]:
+    def due(self, step: int, early: int = 0) -> tuple[Sequence[Load], Sequence[Sequence[Load]]]:
         """Rows that step `step` must have, and the packs of the layout's first step that show that they fit.
 
         `early`: rows that are not heavy count as due so many steps before they are.
         """
+        loads, per_step = self.loads, self.places_per_step
+        if self._num_heavy:
+            return self._due_by_row(step, early)
+        if not loads:
+            return [], []
+        starts = range(len(loads)) if self.spec.num_packs is None else self._laid().starts
+        # Of the rows of one step of the layout, the first is due first, so it alone is looked at.
+        firsts = enumerate(starts[per_step::per_step], start=1)
+        tight_behind = any(loads[first].due - early - step <= level for level, first in firsts)
+        if not tight_behind and loads[0].due - early > step:
+            return [], []
+        ends = [*starts[1 : per_step + 1], len(loads)][:per_step]
+        packs = [loads[start:end] for start, end in zip(starts, ends, strict=False)]
+        if not tight_behind:
+            packs = [kept for pack in packs if (kept := [load for load in pack if load.due - early <= step])]
+        return list(chain.from_iterable(packs)), packs
+
+    def _due_by_row(self, step: int, early: int) -> tuple[Sequence[Load], Sequence[Sequence[Load]]]:
+        """`due` where some rows are heavy and the order of due is not that of positions."""
         ordered = self._by_due(early)
         tight_behind = self._tight_behind(ordered, step, early)
         if not ordered or (not tight_behind and ordered[0].due - (0 if ordered[0].heavy else early) > step):
@@ -214,10 +296,7 @@ class Window:
         return chosen, list(packs.values())
 
     def _tight_behind(self, ordered: Sequence[Load], step: int, early: int) -> bool:
-        """Whether a row behind the first step of the layout has its place there where it is due, or later.
-
-        Of the rows of one step of the layout, the first is due first, so it alone is looked at.
-        """
+        """Whether a row behind the first step of the layout has its place there where it is due, or later."""
         per_step = self.places_per_step
         if self.spec.num_packs is None:
             firsts = list(enumerate(ordered[::per_step]))[1:]
@@ -237,6 +316,4 @@ class Window:
         return False
 
     def _by_due(self, early: int) -> list[Load]:
-        if not self._num_heavy:
-            return self.loads
         return sorted(self.loads, key=lambda load: (load.due - (0 if load.heavy else early), load.position))
