@@ -64,9 +64,9 @@ class ConsumerStage:
             if order.phase is Phase.TRAIN and loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
         if order.return_gradients:
-            for sample, inputs in zip(survivors, samples, strict=True):
-                if inputs.features is not None:
-                    self._return(refs[sample.position], inputs.features)
+            pairs = zip(survivors, samples, strict=True)
+            used = {s.position: inputs.features for s, inputs in pairs if inputs.features is not None}
+            self.pool.put_gradients([refs[position] for position in used], [*map(_gradients, used.values())])
             self.pool.flush()
         self.pool.release(order.refs)
         self._idle_since = time.perf_counter()
@@ -118,6 +118,7 @@ class ConsumerStage:
             None if ref is None else ref.playback,
         )
 
-    def _return(self, ref: EmbeddingRef, features: tuple[torch.Tensor, ...]) -> None:
-        """A gradient overwrites the bytes of its feature; no gradient means zero."""
-        self.pool.put_gradient(ref, [torch.zeros_like(f) if f.grad is None else f.grad for f in features])
+
+def _gradients(features: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Those of a sample's features; none means zero."""
+    return [torch.zeros_like(f) if f.grad is None else f.grad for f in features]

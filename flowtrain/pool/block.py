@@ -77,20 +77,12 @@ def block_bytes(payload_bytes: int) -> int:
     return HEADER_BYTES + align(payload_bytes)
 
 
-def write_header(memory: memoryview, header: Header) -> None:
-    """`memory` starts at the block's first byte."""
+def write_header(memory: memoryview, header: Header, start: int = 0) -> None:
+    """The block's first byte is at `start` of `memory`."""
+    state, owner, version, position, address, payload_bytes, checksum = header
+    has_checksum = checksum is not None
     _LAYOUT.pack_into(
-        memory,
-        0,
-        _MAGIC,
-        header.owner,
-        header.state,
-        header.version,
-        header.position,
-        header.address,
-        header.payload_bytes,
-        header.checksum or 0,
-        header.checksum is not None,
+        memory, start, _MAGIC, owner, state, version, position, address, payload_bytes, checksum or 0, has_checksum
     )
 
 
@@ -110,16 +102,17 @@ def read_header(memory: memoryview, where: str) -> Header:
     )
 
 
-def write_state(memory: memoryview, state: BlockState) -> None:
-    """Change the state of a block whose header is there; `memory` starts at its first byte."""
-    _STATE.pack_into(memory, _STATE_AT, state)
+def write_state(memory: memoryview, state: BlockState, start: int = 0) -> None:
+    """Change the state of a block whose header is there; its first byte is at `start` of `memory`."""
+    _STATE.pack_into(memory, start + _STATE_AT, state)
 
 
-def agrees(memory: memoryview, expected: Header) -> bool:
+def agrees(memory: memoryview, expected: Header, start: int = 0) -> bool:
     """Whether a block is what its reference says and has no checksum to compare: the quick way past `check_block`."""
     state, owner, version, position, address, payload_bytes, _ = expected
-    identity = _IDENTITY.pack(_MAGIC, owner, state, version, position, address, payload_bytes)
-    return memory[: _IDENTITY.size] == identity and not memory[_HAS_CHECKSUM_AT]
+    found = _IDENTITY.unpack_from(memory, start)
+    wanted = (_MAGIC, owner, state, version, position, address, payload_bytes)
+    return found == wanted and not memory[start + _HAS_CHECKSUM_AT]
 
 
 def checksum_of(payload: memoryview) -> int:

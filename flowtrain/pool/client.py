@@ -1,11 +1,11 @@
 """A process's hands in the pool: the owner puts and frees, a reader gets features and leaves gradients (contract C6).
 
-    owner:   put ─▶ address …                                   gradients(ref) ─▶ views … free(addresses)
-    reader:              get_all(refs) ─▶ tensors … put_gradient(ref) … flush() … release(refs)
+    owner:   put_all ─▶ addresses …                     gradients_all(refs) ─▶ views … free(addresses)
+    reader:              get_all(refs) ─▶ tensors … put_gradients(refs) … flush() … release(refs)
 
 What a reference announces is there: no call asks whether it is, and where owner and reader share memory none sends
-anything. A reader calls `get_all`, `flush` and `release` once a pack, so that a transport moves a pack's blocks
-together. Headers are checked on every access.
+anything. Each call takes all blocks of a unit or a pack: a transport moves them together, and what a call costs is paid
+once. `put`, `get`, `put_gradient` and `gradients` are the same for one block. Headers are checked on every access.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 
@@ -37,13 +38,23 @@ from flowtrain.pool.registry import Registration
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.pool.space import OwnerSpace
 from flowtrain.pool.transport import Span, Transport, choose_transport
-from flowtrain.pool.views import copy_into, dtype_of, views
+from flowtrain.pool.views import SegmentTensors, copy_over, dtype_of, views
 from flowtrain.types import Address, EmbeddingRef, TensorSpec
 
 OWN = "own"
 """The carrier of bytes that a process puts into its own segment, in the counts by transport."""
 
 _NOTHING = memoryview(b"")
+
+
+class Put(NamedTuple):
+    """One sample's features on their way into the pool; `tensors` None: its row was found bad. The block is allocated
+    all the same, since the controller's ring has it, and is not written."""
+
+    position: int
+    specs: tuple[TensorSpec, ...]
+    payload_bytes: int
+    tensors: Sequence[torch.Tensor] | None
 
 
 class PoolClient:
@@ -82,8 +93,10 @@ class PoolClient:
         self._bytes_in: Counter[str] = Counter()
         self._bytes_out: Counter[str] = Counter()
         self._space: OwnerSpace | None = None
+        self._tensors = SegmentTensors(_NOTHING)
         if segment is not None:
             self._space = OwnerSpace(segment.owner, segment.bytes)
+            self._tensors = SegmentTensors(segment.memory)
             self._pin = pin(segment.memory)
 
     def handle(self) -> SegmentHandle | None:
@@ -120,26 +133,30 @@ class PoolClient:
         payload_bytes: int,
         tensors: Sequence[torch.Tensor] | None,
     ) -> Address:
-        """Copy a sample's features, cast to the pool's dtype, into a new block; returns where its payload starts.
+        """One sample's features: see `put_all`."""
+        return self.put_all(version, [Put(position, tuple(specs), payload_bytes, tensors)])[0]
 
-        `tensors` None: the row was found bad. Its block is allocated, since the controller's ring has it, and not
-        written.
-        """
-        with self._timer:
+    def put_all(self, version: int, puts: Sequence[Put]) -> list[Address]:
+        """Copy features, cast to the dtype of the pool, into a new block each; returns where their payloads start."""
+        with self._timer, torch.no_grad():
             assert self._space is not None, "this process has no segment to put into"
-            address = self._space.allocate(payload_bytes)
-            memory = self._own(address, block_bytes(payload_bytes))
-            state = BlockState.EMPTY if tensors is None else BlockState.FEATURES
-            header = Header(state, owner_of(address), version, position, address, payload_bytes)
-            if tensors is None:
-                write_header(memory, header)
-                return address
-            copy_into(memory, specs, payload_bytes, tensors, "features", position)
-            self._write(memory, header)
-            self._bytes_in[OWN] += payload_bytes
+            assert self._segment is not None
+            owner, memory, put_bytes = self._space.owner, self._segment.memory, 0
+            addresses = []
+            for position, specs, payload_bytes, tensors in puts:
+                address = self._space.allocate(payload_bytes)
+                addresses.append(address)
+                start = offset_of(address) - HEADER_BYTES
+                state = BlockState.EMPTY if tensors is None else BlockState.FEATURES
+                if tensors is not None:
+                    targets = self._tensors.of(start, specs, payload_bytes)
+                    copy_over(targets, tensors, "features", position)
+                    put_bytes += payload_bytes
+                self._write(memory, Header(state, owner, version, position, address, payload_bytes), start)
+            self._bytes_in[OWN] += put_bytes
             if self._registration is not None:
                 self._registration.used(self._space.arena.used)
-            return address
+            return addresses
 
     def has_room(self, payload_bytes: int) -> bool:
         """Whether a block for so many bytes could be put now, for those whom no controller tells."""
@@ -152,19 +169,30 @@ class PoolClient:
 
     def gradients(self, ref: EmbeddingRef) -> list[torch.Tensor]:
         """Views of the gradients that were left over a sample's features."""
+        return self.gradients_all([ref])[0]
+
+    def gradients_all(self, refs: Sequence[EmbeddingRef]) -> list[list[torch.Tensor]]:
+        """Views of the gradients that were left over these samples' features, in their order."""
         with self._timer:
-            assert owner_of(ref.address) == self.owner, f"gradients of {place_of(ref.address)} asked of {self.owner}"
-            memory = self._own(ref.address, block_bytes(ref.bytes))
-            _check(memory, ref, BlockState.GRADIENTS)
-            return views(memory, ref.tensors, ref.bytes)
+            found = []
+            for ref in refs:
+                assert owner_of(ref.address) == self.owner, (
+                    f"gradients of {place_of(ref.address)} asked of {self.owner}"
+                )
+                assert self._segment is not None
+                start = offset_of(ref.address) - HEADER_BYTES
+                _check(self._segment.memory, ref, BlockState.GRADIENTS, start)
+                found.append(self._tensors.of(start, ref.tensors, ref.bytes))
+            return found
 
     def free(self, addresses: Iterable[Address]) -> None:
         """End blocks of this process's own segment, each once."""
         with self._timer:
             for address in addresses:
                 assert self._space is not None, f"{place_of(address)} freed in a process without a segment"
+                assert self._segment is not None
                 self._space.free(address)
-                write_state(self._own(address, HEADER_BYTES), BlockState.FREED)
+                write_state(self._segment.memory, BlockState.FREED, offset_of(address) - HEADER_BYTES)
             if self._registration is not None and self._space is not None:
                 self._registration.used(self._space.arena.used)
 
@@ -180,23 +208,34 @@ class PoolClient:
         """
         with self._timer:
             self._fetch(refs)
-            return [views(self._checked(ref).memory, ref.tensors, ref.bytes) for ref in refs]
+            found = []
+            for ref in refs:
+                held = self._checked(ref)
+                held.views = views(held.memory, ref.tensors, ref.bytes)
+                found.append([*held.views])
+            return found
 
     def put_gradient(self, ref: EmbeddingRef, grads: Sequence[torch.Tensor]) -> None:
-        """Write the gradients of a sample's features over them; `flush` brings them to the owner.
+        """The gradients of one sample's features: see `put_gradients`."""
+        self.put_gradients([ref], [grads])
+
+    def put_gradients(self, refs: Sequence[EmbeddingRef], grads: Iterable[Sequence[torch.Tensor]]) -> None:
+        """Write the gradients of these samples' features over them; `flush` brings them to the owner.
 
         Tensors from `get_all` show the gradients from here on.
         """
-        with self._timer:
-            self._fetch([ref])
-            held = self._checked(ref)
-            for grad, spec in zip(grads, ref.tensors, strict=True):
-                assert grad.dtype == dtype_of(spec), (
-                    f"gradient of position {ref.position} is {grad.dtype}, expected {spec.dtype}"
-                )
-            copy_into(held.memory, ref.tensors, ref.bytes, grads, "gradients", ref.position)
-            self._write(held.memory, _expected(ref, BlockState.GRADIENTS))
-            self._changed[ref.address] = held
+        with self._timer, torch.no_grad():
+            self._fetch(refs)
+            for ref, of_sample in zip(refs, grads, strict=True):
+                held = self._checked(ref)
+                for grad, spec in zip(of_sample, ref.tensors, strict=True):
+                    assert grad.dtype == dtype_of(spec), (
+                        f"gradient of position {ref.position} is {grad.dtype}, expected {spec.dtype}"
+                    )
+                targets = held.views or views(held.memory, ref.tensors, ref.bytes)
+                copy_over(targets, of_sample, "gradients", ref.position)
+                self._write(held.memory, _expected(ref, BlockState.GRADIENTS))
+                self._changed[ref.address] = held
 
     def flush(self) -> None:
         """All gradients written since the last call are with their owners on return."""
@@ -236,6 +275,7 @@ class PoolClient:
         self._held.clear()
         self._changed.clear()
         self._chosen.clear()
+        self._tensors.close()
         for transport in self._transports.values():
             transport.close()
         unpin(self._pin)
@@ -279,16 +319,11 @@ class PoolClient:
             raise
         return held
 
-    def _own(self, address: Address, num_bytes: int) -> memoryview:
-        assert self._segment is not None, "this process has no segment"
-        start = offset_of(address) - HEADER_BYTES
-        return self._segment.memory[start : start + num_bytes]
-
-    def _write(self, memory: memoryview, header: Header) -> None:
-        if self.checksum:
-            payload = memory[HEADER_BYTES : HEADER_BYTES + header.payload_bytes]
-            header = header._replace(checksum=checksum_of(payload))
-        write_header(memory, header)
+    def _write(self, memory: memoryview, header: Header, start: int = 0) -> None:
+        if self.checksum and header.state is not BlockState.EMPTY:
+            payload = start + HEADER_BYTES
+            header = header._replace(checksum=checksum_of(memory[payload : payload + header.payload_bytes]))
+        write_header(memory, header, start)
 
 
 class _Timer:
@@ -308,12 +343,13 @@ class _Timer:
 
 @dataclass(slots=True)
 class _Held:
-    """A block that this process reads: how it came, what it is, and its header and payload."""
+    """A block that this process reads: how it came, what it is, and its header, its payload, its tensors."""
 
     transport: Transport
     span: Span
     payload_bytes: int
     memory: memoryview = _NOTHING
+    views: list[torch.Tensor] = field(default_factory=list)
 
 
 def _by_transport(blocks: Iterable[_Held]) -> list[tuple[Transport, list[Span]]]:
@@ -327,11 +363,11 @@ def _by_transport(blocks: Iterable[_Held]) -> list[tuple[Transport, list[Span]]]
     return list(groups.values())
 
 
-def _check(memory: memoryview, ref: EmbeddingRef, state: BlockState) -> None:
+def _check(memory: memoryview, ref: EmbeddingRef, state: BlockState, start: int = 0) -> None:
     """`BlockError` unless the block is what its reference says."""
     expected = _expected(ref, state)
-    if not agrees(memory, expected):
-        check_block(memory, expected, _where(ref))
+    if not agrees(memory, expected, start):
+        check_block(memory[start : start + block_bytes(ref.bytes)], expected, _where(ref))
 
 
 def _where(ref: EmbeddingRef) -> str:

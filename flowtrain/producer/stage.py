@@ -32,7 +32,7 @@ from flowtrain.messages import (
     UpdateReport,
 )
 from flowtrain.models.encoder import EncoderHalf
-from flowtrain.pool.client import PoolClient
+from flowtrain.pool.client import PoolClient, Put
 from flowtrain.producer import faults
 from flowtrain.shapes import feature_specs, payload_bytes
 from flowtrain.types import EmbeddingRef, EncodeUnit, FeatureSpec, Phase, SampleMeta, SkippedRow, TensorSpec, UnitId
@@ -83,9 +83,7 @@ class ProducerStage:
         good = [sample for sample in unit.samples if sample.position in inputs]
         encoded = self._encode([inputs[s.position] for s in good], grad=order.keep_graph and self._keeps_graph)
         by_position = dict(zip((s.position for s in good), encoded, strict=True))
-        refs = tuple(
-            ref for sample in unit.samples if (ref := self._put(unit, sample, by_position, inputs)) is not None
-        )
+        refs = self._put(unit, by_position, inputs)
         if order.keep_graph and refs:
             graph = encoded if self._keeps_graph else None
             self._kept[unit.id] = _Kept(refs, graph, [] if graph else [inputs[s.position] for s in good])
@@ -99,7 +97,7 @@ class ProducerStage:
         for unit in order.units:
             kept = self._kept.pop(unit)
             features = kept.features or self._encode(kept.inputs, grad=True)
-            gradients = [self.pool.gradients(ref) for ref in kept.refs]
+            gradients = self.pool.gradients_all(kept.refs)
             if "image_gradient_dropped" in self.config.debug.faults and unit.step == 1 and unit.number == 0:
                 faults.drop_image_gradient(kept.refs[0], gradients[0])
             pairs = [
@@ -162,19 +160,29 @@ class ProducerStage:
             return self.encoder.encode(inputs)
 
     def _put(
-        self, unit: EncodeUnit, sample: SampleMeta, encoded: Mapping[int, Features], inputs: Mapping[int, Inputs]
-    ) -> EmbeddingRef | None:
-        dtype = self.config.model.dtype
-        specs = feature_specs(self.features, dtype, sample.vision_tokens, sample.patches)
-        num_bytes = payload_bytes(self.features, dtype, sample.vision_tokens, sample.patches)
-        tensors = encoded.get(sample.position)
-        laid_out = None if tensors is None else self._laid_out(sample, specs, tensors)
-        address = self.pool.put(sample.position, self.version, specs, num_bytes, laid_out)
-        if tensors is None:
-            return None
-        playback = self.encoder.playback(inputs[sample.position], tensors)
-        grids = tuple((int(t), int(h), int(w)) for t, h, w in inputs[sample.position].get("image_grid_thw", ()))
-        return EmbeddingRef(sample.position, unit.id, address, num_bytes, specs, grids, self.version, playback)
+        self, unit: EncodeUnit, encoded: Mapping[int, Features], inputs: Mapping[int, Inputs]
+    ) -> tuple[EmbeddingRef, ...]:
+        """A block for each sample; references to those that hold features."""
+        dtype, puts = self.config.model.dtype, []
+        for sample in unit.samples:
+            specs = feature_specs(self.features, dtype, sample.vision_tokens, sample.patches)
+            num_bytes = payload_bytes(self.features, dtype, sample.vision_tokens, sample.patches)
+            tensors = encoded.get(sample.position)
+            laid_out = None if tensors is None else self._laid_out(sample, specs, tensors)
+            puts.append(Put(sample.position, specs, num_bytes, laid_out))
+        refs = []
+        for put, address in zip(puts, self.pool.put_all(self.version, puts), strict=True):
+            if put.tensors is None:
+                continue
+            of_sample = inputs[put.position]
+            playback = self.encoder.playback(of_sample, encoded[put.position])
+            grids = tuple((int(t), int(h), int(w)) for t, h, w in of_sample.get("image_grid_thw", ()))
+            refs.append(
+                EmbeddingRef(
+                    put.position, unit.id, address, put.payload_bytes, put.specs, grids, self.version, playback
+                )
+            )
+        return tuple(refs)
 
     def _laid_out(self, sample: SampleMeta, specs: tuple[TensorSpec, ...], tensors: Features) -> Features:
         """As rows; a family whose features are not those that the plan sized the pool for is refused, not cut short."""
