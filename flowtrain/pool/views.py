@@ -27,7 +27,7 @@ class Piece(NamedTuple):
 
     dtype: torch.dtype
     itemsize: int
-    count: int
+    num_elements: int
     start: int
     shape: tuple[int, ...]
     strides: tuple[int, ...]
