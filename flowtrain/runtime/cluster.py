@@ -16,6 +16,7 @@ import logging
 import os
 import shutil
 import socket
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,7 +33,26 @@ from flowtrain.types import Role
 OBJECT_STORE_BYTES = 96 * 2**20
 """Payload blocks (token ids) only: embeddings go through the pool."""
 
+TEMP_BYTES = OBJECT_STORE_BYTES + 64 * 2**20
+"""What a local node may write into its temporary folder: objects that /dev/shm has no room for, and logs."""
+
 PROBE_SECONDS = 10.0
+
+
+def temp_folder(config: ClusterConfig) -> Path:
+    """Where a local node writes logs, sockets and spilled objects."""
+    return config.temp_dir or Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray")
+
+
+def check_temp_space(folder: Path, need_bytes: int = TEMP_BYTES) -> None:
+    """`PlanError` with both numbers when the disk of `folder`, which need not be there yet, has less free."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    free_bytes = shutil.disk_usage(there).free
+    if free_bytes < need_bytes:
+        raise PlanError(
+            f"Ray's temporary folder {folder} may take {need_bytes} bytes and its disk has {free_bytes} free: "
+            f"free some, or set cluster.temp_dir to a folder on another disk"
+        )
 
 
 class Cluster:
@@ -97,6 +117,7 @@ class Cluster:
                 socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
             ray.init(address=self.config.address, log_to_driver=False, logging_level=logging.ERROR)
             return
+        check_temp_space(temp_folder(self.config))
         context = ray.init(
             address="local",
             num_cpus=cpus,
