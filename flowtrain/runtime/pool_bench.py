@@ -3,6 +3,12 @@
 actor A                                actor B
   put ─▶ reference ── a message ──▶      get               timed: put and get, not the message
   ray.put ─▶ ObjectRef ── a message ─▶   ray.get           the same bytes, alternately, best of the rounds
+
+| Ray carries | how |
+|---|---|
+| tensors | as the pool does: torch tensors are put, torch tensors are got |
+| tensors, zero-copy | the same with `RAY_ENABLE_ZERO_COPY_TORCH_TENSORS=1`, experimental and off by default |
+| arrays | NumPy arrays over the same bytes, which its serializer copies once and maps for reading only |
 """
 
 from __future__ import annotations
@@ -27,6 +33,8 @@ from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
 NUM_BLOCKS = 4
 CALL_SECONDS = 60.0
 OBJECT_STORE_BYTES = 512 * MIB
+TENSORS, ZERO_COPY, ARRAYS = "tensors", "tensors, zero-copy", "arrays"
+ZERO_COPY_ENVIRONMENT = {"env_vars": {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}}
 
 
 class PoolSide:
@@ -67,15 +75,17 @@ class PoolSide:
         self.pool.release((ref,))
         return told, seconds
 
-    def ray_put(self) -> tuple[list[Any], float]:
+    def ray_put(self, as_tensor: bool) -> tuple[list[Any], float]:
+        value = self.tensor if as_tensor else self.source
         start = time.perf_counter()
-        ref = ray.put(self.source)
+        ref = ray.put(value)
         return [ref], time.perf_counter() - start
 
     def ray_get(self, refs: list[Any]) -> tuple[int, float]:
         start = time.perf_counter()
-        array = ray.get(refs[0], timeout=CALL_SECONDS)
+        value = ray.get(refs[0], timeout=CALL_SECONDS)
         seconds = time.perf_counter() - start
+        array = value.numpy() if isinstance(value, torch.Tensor) else value
         return int(array[:: MIB // 4].sum(dtype=np.int64)), seconds
 
     def told(self) -> int:
@@ -84,30 +94,38 @@ class PoolSide:
 
 def pair_seconds(
     nodes: tuple[str, str], transport: str, payload_bytes: int, rounds: int = ROUNDS
-) -> tuple[float, float]:
-    """Best put + get between two nodes: by the pool over this transport, and by Ray's object store."""
+) -> tuple[float, dict[str, float]]:
+    """Best put + get between two nodes: by the pool over this transport, and by Ray's object store in each way."""
     actor = ray.remote(num_cpus=0)(PoolSide)
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
     sides = [
-        actor.options(scheduling_strategy=place).remote(owner, payload_bytes, transport)
-        for owner, place in enumerate(places)
+        actor.options(scheduling_strategy=place, runtime_env=environment).remote(number, payload_bytes, transport)
+        for number, (environment, place) in enumerate(
+            (environment, place) for environment in ({}, ZERO_COPY_ENVIRONMENT) for place in places
+        )
     ]
-    owner, reader = sides
+    owner, reader, flagged_owner, flagged_reader = sides
+    ways = {
+        TENSORS: (owner, reader, True),
+        ZERO_COPY: (flagged_owner, flagged_reader, True),
+        ARRAYS: (owner, reader, False),
+    }
     try:
         _call(reader.attach.remote(_call(owner.handle.remote())))
-        expected = _call(owner.told.remote())
-        best_pool = best_ray = float("inf")
+        best_pool, best_ray = float("inf"), dict.fromkeys(ways, float("inf"))
         for position in range(rounds + 2):  # two to warm up
             ref, put_seconds = _call(owner.put.remote(position))
             told, get_seconds = _call(reader.get.remote(ref))
-            assert told == expected, "the pool brought other bytes"
-            refs, ray_put_seconds = _call(owner.ray_put.remote())
-            told, ray_get_seconds = _call(reader.ray_get.remote(refs))
-            assert told == expected, "Ray brought other bytes"
-            del refs
+            assert told == _call(owner.told.remote()), "the pool brought other bytes"
             if position >= 2:
                 best_pool = min(best_pool, put_seconds + get_seconds)
-                best_ray = min(best_ray, ray_put_seconds + ray_get_seconds)
+            for way, (giver, taker, as_tensor) in ways.items():
+                refs, put_seconds = _call(giver.ray_put.remote(as_tensor))
+                told, get_seconds = _call(taker.ray_get.remote(refs))
+                assert told == _call(giver.told.remote()), "Ray brought other bytes"
+                del refs
+                if position >= 2:
+                    best_ray[way] = min(best_ray[way], put_seconds + get_seconds)
         return best_pool, best_ray
     finally:
         for side in sides:
@@ -141,11 +159,12 @@ def ray_rows(address: str | None, payload_bytes: int = 16 * MIB) -> list[dict[st
 
 def _rows(what: str, nodes: tuple[str, str], transport: str, payload_bytes: int) -> list[dict[str, Any]]:
     pool, store = pair_seconds(nodes, transport, payload_bytes)
-    return [
-        {"figure": f"put + get, {what}", "value": payload_bytes / pool / 1e9, "unit": "GB/s"},
-        {"figure": f"ray.put + ray.get, {what}", "value": payload_bytes / store / 1e9, "unit": "GB/s"},
-        {"figure": f"pool over Ray, {what}", "value": store / pool, "unit": "x"},
-    ]
+    rows = [{"figure": f"put + get, {what}", "value": payload_bytes / pool / 1e9, "unit": "GB/s"}]
+    for way, seconds in store.items():
+        speed = payload_bytes / seconds / 1e9
+        rows.append({"figure": f"ray.put + ray.get of {way}, {what}", "value": speed, "unit": "GB/s"})
+        rows.append({"figure": f"pool over Ray, {way}, {what}", "value": seconds / pool, "unit": "x"})
+    return rows
 
 
 def _call(ref: Any) -> Any:
