@@ -193,7 +193,9 @@ class PackingConfig(Section):
         3, description="Steps of rows among which a step is chosen; 1: a step is exactly the next rows."
     )
     max_wait_steps: Positive = Field(
-        4, description="Steps after which a row is trained at the latest; dearer than a whole pack: twice as many."
+        4,
+        description="Steps that a row waits at most; 2 more where its step would lose over 1 %; dearer than a full pack: "
+        "twice as many. Never below `packing.lookahead`.",
     )
     cost: Literal["model", "fitted"] = Field(
         "model", description="`model`: FLOPs of the shape; `fitted`: from measured times, logged so that runs repeat."

@@ -13,7 +13,7 @@ Invariants: every row in one pack; caps kept; ties fall by position, so equal in
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
 from flowtrain.packing.load import Bin, Caps, Load
@@ -84,28 +84,34 @@ def put_in_order(order: list[tuple[int, int]], place: int, bins: Sequence[Bin], 
 
 def improve(bins: Sequence[Bin], caps: Caps) -> None:
     """Step 2, in place."""
-    order = sorted(range(len(bins)), key=lambda n: (bins[n].cost, n))
+    ordered = sorted((pack.cost, number) for number, pack in enumerate(bins))
+    numbers = {pack: number for number, pack in enumerate(bins)}
+    given_up: set[int] = set()
     num_tried = 0
     for _ in range(ROUNDS_PER_PACK * len(bins)):
-        if len(order) < 2 or num_tried > MOST_MOVES:
+        if len(bins) - len(given_up) < 2 or num_tried > MOST_MOVES:
             return
-        dear = bins[order[-1]]
+        dearest = next(number for _, number in reversed(ordered) if number not in given_up)
+        dear = bins[dearest]
         best: tuple[int, Bin, Load, Load | None] | None = None
-        for number in sorted(range(len(bins)), key=lambda n: (bins[n].cost, n))[:NUM_PARTNERS]:
+        for _, number in ordered[:NUM_PARTNERS]:
             cheap = bins[number]
             if cheap is not dear:
                 num_tried += len(dear.loads) * (len(cheap.loads) + 1)
                 best = _best_move(dear, cheap, caps, best)
         if best is None:
-            order.pop()
+            given_up.add(dearest)
             continue
         _, cheap, given, taken = best
+        for pack in (dear, cheap):
+            del ordered[bisect_left(ordered, (pack.cost, numbers[pack]))]
         dear.remove(given)
         cheap.add(given)
         if taken is not None:
             cheap.remove(taken)
             dear.add(taken)
-        order.sort(key=lambda n: (bins[n].cost, n))
+        for pack in (dear, cheap):
+            insort(ordered, (pack.cost, numbers[pack]))
 
 
 def _best_move(

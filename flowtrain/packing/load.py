@@ -174,7 +174,8 @@ class Bin:
     @property
     def tokens(self) -> int:
         """As they are, also those of a row that is longer than a pack."""
-        return sum([load.sample.tokens for load in self.loads])
+        tokens = sum([load.tokens for load in self.loads])
+        return tokens if len(self.loads) != 1 else self.loads[0].sample.tokens
 
     @property
     def encode(self) -> int:

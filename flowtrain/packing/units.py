@@ -23,7 +23,9 @@ from flowtrain.packing.spec import CompositionSpec
 from flowtrain.types import EncodeUnit, Pack, Phase, UnitId
 
 Group = list[Load]
-POSITION = itemgetter(Load._fields.index("position"))
+POSITION, ENCODE, PATCHES, VISION_BYTES, SAMPLE = (
+    itemgetter(Load._fields.index(name)) for name in ("position", "encode", "patches", "vision_bytes", "sample")
+)
 
 
 def build_packs(
@@ -31,39 +33,40 @@ def build_packs(
 ) -> tuple[tuple[Pack, ...], ...]:
     """Packs by slot and rank, samples in position order, units numbered and given to producers."""
     ordered = [[sorted(pack.loads, key=POSITION) for pack in slot] for slot in slots]
-    groups = [[group_loads(loads, spec.max_unit_patches) for loads in slot] for slot in ordered]
+    most = spec.max_unit_patches
+    # A sample with images takes bytes of the pool, if only for a header; others take none.
+    groups = [[group_loads(list(filter(VISION_BYTES, loads)), most) for loads in slot] for slot in ordered]
     producers = deal(groups, spec.num_producers, cost.call) if spec.trainable_encoder else None
-    padded = _padded(slots, spec)
+    padded, fixed = _padded(slots, spec), cost.fixed
     packs = []
     for number, (slot, loads_of, groups_of) in enumerate(zip(slots, ordered, groups, strict=True)):
         row = []
         for rank, (pack, loads, parts) in enumerate(zip(slot, loads_of, groups_of, strict=True)):
-            dealt: Sequence[int | None] = [None] * len(parts) if producers is None else producers[number][rank]
-            units = tuple(
-                EncodeUnit(
-                    id=UnitId(phase, index, number, rank, place),
-                    samples=tuple([load.sample for load in part]),
-                    patches=sum([load.patches for load in part]),
-                    bytes=sum([load.vision_bytes for load in part]),
-                    producer=producer,
+            dealt = producers[number][rank] if producers is not None else None
+            units = []
+            for place, part in enumerate(parts):
+                units.append(
+                    EncodeUnit(
+                        UnitId(phase, index, number, rank, place),
+                        tuple(map(SAMPLE, part)),
+                        sum(map(PATCHES, part)),
+                        sum(map(VISION_BYTES, part)),
+                        dealt[place] if dealt is not None else None,
+                    )
                 )
-                for place, (part, producer) in enumerate(zip(parts, dealt, strict=True))
-            )
-            samples = tuple([load.sample for load in loads])
-            total = pack.cost + cost.fixed if loads else 0
-            row.append(Pack(number, rank, samples, units, total, pack.encode, padded[number][rank]))
+            samples = tuple(map(SAMPLE, loads))
+            total, encode = pack.cost + fixed if loads else 0, sum(map(ENCODE, loads))
+            row.append(Pack(number, rank, samples, tuple(units), total, encode, padded[number][rank]))
         packs.append(tuple(row))
     return tuple(packs)
 
 
-def group_loads(loads: Sequence[Load], max_patches: int) -> list[Group]:
-    """Step 1; a sample larger than `max_patches` goes alone."""
-    # A sample with images takes bytes of the pool, if only for a header; others take none.
-    imaged = [load for load in loads if load.vision_bytes]
+def group_loads(imaged: Sequence[Load], max_patches: int) -> list[Group]:
+    """Step 1, of samples with images; a sample larger than `max_patches` goes alone."""
     groups = _cut(imaged, max_patches)
     if len(groups) < 2:
         return groups
-    even = -(-sum([load.patches for load in imaged]) // len(groups))
+    even = -(-sum(map(PATCHES, imaged)) // len(groups))
     for part in range(4):
         most = even + (max_patches - even) * part // 4
         if even < max_patches and len(tried := _cut(imaged, most)) == len(groups):
@@ -76,11 +79,13 @@ def _cut(loads: Sequence[Load], most: int) -> list[Group]:
     groups: list[Group] = []
     patches = most
     for load in loads:
-        if patches + load.patches > most or not groups:
-            groups.append([])
-            patches = 0
-        groups[-1].append(load)
         patches += load.patches
+        if patches > most or not groups:
+            group = [load]
+            groups.append(group)
+            patches = load.patches
+        else:
+            group.append(load)
     return groups
 
 
@@ -95,11 +100,12 @@ def deal(groups: Sequence[Sequence[Sequence[Group]]], num_producers: int, call: 
     for slot in groups:
         dealt.append([[0] * len(parts) for parts in slot])
         units = [
-            (-sum([load.encode for load in part]) - call, rank, place)
+            (-sum(map(ENCODE, part)) - call, rank, place)
             for rank, parts in enumerate(slot)
             for place, part in enumerate(parts)
         ]
-        for work, rank, place in sorted(units):
+        units.sort()
+        for work, rank, place in units:
             so_far, producer = least[0]
             dealt[-1][rank][place] = producer
             heapq.heapreplace(least, (so_far - work, producer))

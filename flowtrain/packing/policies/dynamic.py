@@ -10,7 +10,8 @@ A step of given packs (K = packs over all ranks):
    pack that lacks most; a row without room goes back.
 4. *Fill*: the pack that lacks most takes the dearest row that fits what it lacks, again until none fits.
 5. *Exchange*: a pack that still lacks something exchanges one of its rows for the one that brings it nearest.
-6. Slots, ranks and order of slots (`flowtrain.packing.slots`).
+6. *Moves*: where no budget evens the packs out (long rows only, few a pack), packs exchange rows with one another.
+7. Slots, ranks and order of slots (`flowtrain.packing.slots`).
 
 A step of given rows: the rows that are due and one row, the oldest, of each stratum of cost; the fewest packs that hold
 them; exchange with rows left out, so that every pack costs the mean; moves between packs; slots as above.
@@ -100,7 +101,9 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
                 best, slots, cost = other, other_slots, other_cost
             if slots * draw.num_ranks * EVEN_SHARE <= cost * (EVEN_SHARE + 1):
                 return best
-    return best
+    moved = [Bin(pack.room, list(pack.loads), pack.cost) for pack in best]
+    improve(moved, draw.caps)
+    return moved if _spent(moved, draw.num_ranks, draw.spec.sync, usual) < (slots, cost) else best
 
 
 def should_have(draw: Draw) -> Due:
@@ -112,13 +115,16 @@ def should_have(draw: Draw) -> Due:
 def _spent(bins: Sequence[Bin], num_ranks: int, sync: Sync, budget: int) -> tuple[int, int]:
     """Time of a step, and the cost of its packs: ranks meet in every slot, or in every beat of a pipeline.
 
-    Where they meet in slots, slots unlike each other still count a little, unless dear rows make them so.
+    Where they meet in slots, slots unlike each other still count a little, unless a dear row makes them so.
     """
+    dearest = max(bins, key=lambda pack: pack.cost)
     costs = sorted([pack.cost for pack in bins], reverse=True)
     slots, beats = sum(costs[::num_ranks]), costs[0] * len(costs) // num_ranks
     if sync == "beat":
         return beats, sum(costs)
-    return slots if costs[0] > budget else slots + (beats - slots) // BEAT_SHARE, sum(costs)
+    if any(load.cost > budget for load in dearest.loads):
+        return slots, sum(costs)
+    return slots + (beats - slots) // BEAT_SHARE, sum(costs)
 
 
 def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
@@ -131,7 +137,7 @@ def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
             for load in loads:
                 pack.add(load)
         budgets = [budget] * num_packs
-    taken = {load.position for pack in bins for load in pack.loads}
+    taken = {load.position for pack in bins if pack.loads for load in pack.loads}
     lacking = sum(most - pack.cost for pack, most in zip(bins, budgets, strict=True) if pack.cost < most)
     prefix, behind = _oldest(draw, taken, lacking * PREFIX_PERCENT // 100, num_packs, max(budgets))
     spilled = _longest_first(prefix, bins, budgets, draw.caps)
@@ -149,7 +155,8 @@ def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
 def _dear_slots(draw: Draw, num_packs: int, budget: int, due: Due) -> tuple[list[Bin], list[int]]:
     """Step 2: packs and their budgets, dear rows placed as the first of their packs."""
     ranks = draw.num_ranks
-    dear = sorted((load for load in draw.loads if load.cost > budget), key=lambda load: (load.due, load.position))
+    dear = [load for load in draw.loads if load.cost > budget]
+    dear.sort(key=lambda load: (load.due, load.position))
     now = {load.position for load in due.loads}
     num_due = max((number for number, load in enumerate(dear, start=1) if load.position in now), default=0)
     num_slots = min(max(len(dear) // ranks, -(-num_due // ranks)), num_packs // ranks)

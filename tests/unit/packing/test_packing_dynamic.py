@@ -134,6 +134,7 @@ def lengths(shape: str, chance: random.Random) -> Callable[[], int]:
 @pytest.mark.parametrize(
     ("shape", "lock_step", "fill"),
     [
+        # A long row's pack costs as much as a full pack of short ones at 8,800 tokens: 0.86 of the cap.
         ("bimodal", 1.004, 0.86),
         ("just over half", 1.0, 0.5),
         ("just over a third", 1.0, 0.66),
@@ -160,6 +161,17 @@ def test_hard_distributions(shape: str, lock_step: float, fill: float, seed: int
     assert found.fill >= fill - 0.005
     assert found.lock_step_bound <= found.lock_step + 1e-9
     assert found.microbatch_bound <= found.microbatch + 1e-9
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_packs_of_few_long_rows_are_even_too(seed: int) -> None:
+    """Three or four rows a pack and no short one to fill with: packs exchange rows with one another."""
+    chance = random.Random(seed)
+    spec = replace(SPEC, step_samples=None, step_packs=4, num_consumers=8, max_tokens=40_960, lookahead=3)
+    rows: list[Row] = [text(p, min(25_000, int(chance.lognormvariate(9.3, 0.5)))) for p in range(900)]
+    steps = compose(Composer(spec, REFERENCE), rows)[:-4]
+    assert len(steps) > 5
+    assert measure(steps, spec, cost=REFERENCE).worst_microbatch <= 1.05
 
 
 def best_dearest(loads: Sequence[Load], num_packs: int, cap: int) -> int:
