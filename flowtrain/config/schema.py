@@ -194,7 +194,7 @@ class PackingConfig(Section):
     )
     max_wait_steps: Positive = Field(
         4,
-        description="Steps that a row waits at most; 2 more where its step would lose over 1 %; dearer than a full pack: "
+        description="Most steps that a row waits; 2 more where a step would lose over 1 %; dearer than a full pack: "
         "twice as many. Never below `packing.lookahead`.",
     )
     cost: Literal["model", "fitted"] = Field(
