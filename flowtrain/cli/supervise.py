@@ -13,7 +13,8 @@
 A driver that has no handler for SIGTERM yet is still starting and has nothing to save: it is killed at once. The driver
 leads a session of its own, so that the terminal's Ctrl-C reaches only the launcher.
 
-Invariant: after `supervise` every process that the driver started, directly or not, is gone.
+Invariant: after `supervise` every process that the driver started, directly or not, is gone, and so are the entries of
+its pool segments on this machine.
 """
 
 from __future__ import annotations
@@ -32,6 +33,8 @@ from types import FrameType
 
 import psutil
 
+from flowtrain.errors import PlanError
+from flowtrain.pool.registry import sweep as sweep_registry
 from flowtrain.runtime.guard import RUN_ID, marked
 
 FORCE_SECONDS = 5.0
@@ -83,6 +86,8 @@ def supervise(
             asked, killed = _watch(driver, received, wake, tree, patience_seconds)
         finally:
             num_swept = tree.sweep(driver)
+            with suppress(OSError, PlanError):  # a registry that cannot be used has nothing to sweep
+                sweep_registry()
         return Ended(driver.returncode, asked, killed, num_swept)
 
 

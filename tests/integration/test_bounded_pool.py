@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 from launched import Launch
 
+from flowtrain.pool.registry import listed
+
 MIB = 2**20
 
 
@@ -33,16 +35,18 @@ def test_frozen_encoder_runs_ahead_to_the_bound_and_stalls_there(tmp_path: Path)
     with Launch("emoji", tmp_path / "run", *overrides, slowed, "train.step={samples: 32}") as launch:
         launch.until_step(2)
         producer, consumer = launch.stage("producer-0"), launch.stage("consumer-0")
-        pages = []
+        pages, used = [], []
         for step in range(3, 23):
             launch.until_step(step)
             pages.append(segment_pages(producer, consumer))
+            used += [one.used_bytes for one in listed() if one.entry.run_dir == str(launch.run_dir)]
         records = [record for record in launch.metrics() if record["step"] > 2]
         launch.signal(signal.SIGINT)
         assert launch.end(within=15) == 130, launch.err
         last = launch.metrics()[-1]["step"]
         assert launch.checkpoints() == [last]
-    assert 0.8 * pool_bytes < max(pages) <= pool_bytes
+    assert set(pages) == {pool_bytes}, "a segment has all of its pages from the start, and never more"
+    assert 0.8 * pool_bytes < max(used) <= pool_bytes
     occupancies = [record["pool/occupancy(%)"] for record in records]
     assert max(occupancies) > 80, "the producer never came near the bound"
     assert max(occupancies) <= 100
