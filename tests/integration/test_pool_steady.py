@@ -47,19 +47,21 @@ def test_descriptors_and_memory_are_constant_in_steps_and_images(tmp_path: Path)
 
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
     """Each has its own segment, both are listed, and the end of one changes nothing for the other."""
-    slowed = "debug.delays.consumer_pack_ms={0: 500}"  # so that neither ends before the other has begun
-    with (
-        Launch("digits", tmp_path / "one", "train.max_steps=24", slowed) as one,
-        Launch("digits", tmp_path / "two", "train.max_steps=30", slowed) as two,
-    ):
-        one.until_step(1)
-        two.until_step(1)
-        names = {name: launch.stage("producer-0").pid for name, launch in (("one", one), ("two", two))}
+    steps = ("train.max_steps=40", "debug.delays.consumer_pack_ms={0: 100}")
+    with Launch("digits", tmp_path / "one", *steps) as one, Launch("digits", tmp_path / "two", *steps) as two:
+        pids, consumers = {}, []
+        for launch in (one, two):
+            launch.until_step(1)
+            consumers.append(launch.stage("consumer-0"))
+            consumers[-1].suspend()  # neither can end before it is told to
+            pids[launch.run_dir.name] = launch.stage("producer-0").pid
         found = listed(tmp_path)
-        assert {Path(entry["run_dir"]).name: entry["pid"] for entry in found} == names
+        assert {Path(entry["run_dir"]).name: entry["pid"] for entry in found} == pids
         assert [entry["life"] for entry in found] == ["alive", "alive"]
-        assert one.end(within=60) == 0, one.err
-        assert {Path(entry["run_dir"]).name for entry in listed(tmp_path)} == {"two"}
-        assert two.end(within=60) == 0, two.err
-        assert [len(launch.metrics()) for launch in (one, two)] == [24, 30]
+        consumers[0].resume()
+        assert one.end(within=100) == 0, one.err
+        assert [(Path(entry["run_dir"]).name, entry["life"]) for entry in listed(tmp_path)] == [("two", "alive")]
+        consumers[1].resume()
+        assert two.end(within=100) == 0, two.err
+        assert [len(launch.metrics()) for launch in (one, two)] == [40, 40]
     assert listed(tmp_path) == []
