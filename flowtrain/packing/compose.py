@@ -194,14 +194,17 @@ class Composer:
             return
         make, heavy_above, spec, step = self._load_of, self._heavy_above, self.spec, self.step + 1
         due, heavy_due = step + spec.longest_wait(False), step + spec.longest_wait(True)
-        room, guards = self._caps.room, self._caps.guards
 
         def load_of(sample: SampleMeta) -> Load:
             heavy = sample.text_tokens + sample.vision_tokens > heavy_above
-            load = make(sample, heavy_due if heavy else due, heavy)
-            return load if not heavy and (room - load.use) & guards == guards else self._fitting(load)
+            return make(sample, heavy_due if heavy else due, heavy)
 
+        num_before = len(self._window.loads)
         self._cursor = self._window.fill(self._incoming, load_of, self._cursor)
+        room, guards = self._caps.room, self._caps.guards
+        for load in self._window.loads[num_before:]:
+            if (room - load.use) & guards != guards or load.heavy:
+                self._fitting(load)
 
     def _fitting(self, load: Load) -> Load:
         assert self._caps.may_hold(load), self.too_big(load.sample)

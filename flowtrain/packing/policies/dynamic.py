@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Collection, Sequence
-from itertools import chain
+from itertools import chain, islice
 from operator import itemgetter
 
 from flowtrain.packing.balance import fewest_packs, improve, spread
@@ -189,16 +189,18 @@ def _oldest(draw: Draw, taken: set[int], most: int, num_packs: int, dearest: int
     prefix: list[Load] = []
     behind: list[Load] = []
     room = STOCK_PER_PACK * num_packs + STOCK_ROWS
-    for load in draw.loads:
-        if load.position in taken or load.cost > dearest:
+    rows = iter(draw.loads)
+    for load in rows:
+        cost = load.cost
+        if cost > dearest or load.position in taken:
             continue
-        if most > 0:
-            most -= load.cost
-            prefix.append(load)
-        elif len(behind) < room:
+        if most <= 0:
             behind.append(load)
-        else:
             break
+        most -= cost
+        prefix.append(load)
+    fitting = (load for load in rows if load.cost <= dearest and load.position not in taken)
+    behind += islice(fitting, room - len(behind))
     return prefix, behind
 
 
