@@ -46,16 +46,17 @@ def bench(
     address: Annotated[
         str | None, typer.Option(help="Ray cluster whose nodes are measured pair by pair; with --ray.")
     ] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds of each figure, of which the best counts.")] = 15,
     debug: Debug = False,
 ) -> None:
     """Measure the pool on this machine: put + get beside a plain copy, a second reader, reserve + release."""
     from flowtrain.pool.measure import pool_rows
 
-    rows = pool_rows()
+    rows = pool_rows(rounds)
     if ray or address:
         from flowtrain.runtime.pool_bench import ray_rows
 
-        rows += ray_rows(address)
+        rows += ray_rows(address, rounds=rounds)
     for row in rows:
         typer.echo(f"{row['figure']:<58} {row['value']:>12.4g} {row['unit']}")
     _write(json_file, {"rows": rows})

@@ -149,15 +149,15 @@ PAIR_PAYLOADS = tuple(7168 * tokens for tokens in (64, 256, 576, 1024, 1242, 204
 """Features of one sample of so many visual tokens, for a 7 B backbone in bfloat16."""
 
 
-def pool_rows() -> list[dict[str, Any]]:
-    """What `flowtrain pool bench` prints: figure, value, unit."""
+def pool_rows(rounds: int = ROUNDS) -> list[dict[str, Any]]:
+    """What `flowtrain pool bench` prints: figure, value, unit; the best of so many rounds."""
     rows: list[dict[str, Any]] = []
     for mib in (64, 16, 1):
-        copied = copy_time(mib * MIB)
+        copied = copy_time(mib * MIB, rounds)
         rows.append(_row(f"put + get, {mib} MiB, over the speed of a plain copy", copied.ratio, "x"))
         rows.append(_row(f"plain copy, {mib} MiB", mib * MIB / copied.plain_seconds / 1e9, "GB/s"))
-    rows += [_row(f"second reader, {mib} MiB", 1e6 * second_reader_seconds(mib * MIB), "us") for mib in (1, 64)]
-    rows.append(_row("reserve + release", pairs_per_second(PAIR_PAYLOADS), "pairs/s"))
+    rows += [_row(f"second reader, {mib} MiB", 1e6 * second_reader_seconds(mib * MIB, rounds), "us") for mib in (1, 64)]
+    rows.append(_row("reserve + release", pairs_per_second(PAIR_PAYLOADS, rounds=min(rounds, 5)), "pairs/s"))
     return rows
 
 

@@ -132,7 +132,7 @@ def pair_seconds(
             ray.kill(side)
 
 
-def ray_rows(address: str | None, payload_bytes: int = 16 * MIB) -> list[dict[str, Any]]:
+def ray_rows(address: str | None, payload_bytes: int = 16 * MIB, rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """Figures within this machine and, on a cluster, between every two of its nodes.
 
     `address`: a running cluster; None: a local one, ended again.
@@ -144,21 +144,21 @@ def ray_rows(address: str | None, payload_bytes: int = 16 * MIB) -> list[dict[st
     try:
         here = ray.get_runtime_context().get_node_id()
         nodes = [here, *(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here)]
-        rows = _rows(f"{payload_bytes // MIB} MiB on one machine", (here, here), "shm", payload_bytes)
+        rows = _rows(f"{payload_bytes // MIB} MiB on one machine", (here, here), "shm", payload_bytes, rounds)
         for first, second in itertools.combinations(range(len(nodes)), 2):
             for transport in sorted(TRANSPORTS.keys() - {"local", "shm"}):
                 if transport == "nixl" and why_missing():
                     continue
                 what = f"{payload_bytes // MIB} MiB, node {first} to {second}, {transport}"
-                rows += _rows(what, (nodes[first], nodes[second]), transport, payload_bytes)
+                rows += _rows(what, (nodes[first], nodes[second]), transport, payload_bytes, rounds)
         return rows
     finally:
         if ours:
             ray.shutdown()
 
 
-def _rows(what: str, nodes: tuple[str, str], transport: str, payload_bytes: int) -> list[dict[str, Any]]:
-    pool, store = pair_seconds(nodes, transport, payload_bytes)
+def _rows(what: str, nodes: tuple[str, str], transport: str, payload_bytes: int, rounds: int) -> list[dict[str, Any]]:
+    pool, store = pair_seconds(nodes, transport, payload_bytes, rounds)
     rows = [{"figure": f"put + get, {what}", "value": payload_bytes / pool / 1e9, "unit": "GB/s"}]
     for way, seconds in store.items():
         speed = payload_bytes / seconds / 1e9

@@ -1,4 +1,4 @@
-"""`flowtrain pool ls` and `sweep`, as a user calls them, on a registry of their own."""
+"""`flowtrain pool ls`, `sweep` and `bench`, as a user calls them, on a registry of their own."""
 
 from __future__ import annotations
 
@@ -49,3 +49,12 @@ def test_owners_are_listed_and_the_dead_ones_swept(entries: list[Registration], 
     assert [line.split()[0] for line in flowtrain(tmp_path, "ls").splitlines()[1:]] == ["a-1"]
     entries[0].close()
     assert "no run holds pool memory" in flowtrain(tmp_path, "ls")
+
+
+def test_the_pool_is_measured_on_this_machine(tmp_path: Path) -> None:
+    told = flowtrain(tmp_path, "bench", "--rounds", "1", "--json", str(tmp_path / "bench.json"))
+    rows = {row["figure"]: row["value"] for row in json.loads((tmp_path / "bench.json").read_text())["rows"]}
+    assert len(told.splitlines()) == len(rows) == 9
+    assert all(figure in told for figure in rows)
+    assert all(value > 0 for value in rows.values())
+    assert rows["second reader, 64 MiB"] < 1000, "in microseconds: a copy of so many bytes would take longer"
