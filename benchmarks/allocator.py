@@ -51,7 +51,6 @@ BRUTE_FORCE = ROOT / "tests/unit/allocator/brute_force.py"
 APART = frozenset({"disaggregated"})
 DEVICES = (8, 64, 256, 1024)
 LARGE = 16_384
-STEP_PACKS = 4
 MODEL_7B = ("qwen2_5_vl", 3584)
 """`model_type` and hidden size of the model of the checks that name one."""
 

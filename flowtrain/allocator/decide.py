@@ -73,11 +73,7 @@ def decide(
     stats: DataStats | None = None,
     profile: Profile | None = None,
 ) -> Decided:
-    """See the page above.
-
-    Raises:
-        PlanError: `placement: auto` asks for a choice and neither placement fits.
-    """
+    """See the page above; where nothing can be searched, or nothing fits, the placement is the mode's."""
     auto = config.allocation.placement == "auto"
     sizes_open = config.placement != "colocated" and any(
         _given(side) is None for side in (config.producers, config.consumers)

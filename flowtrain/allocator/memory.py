@@ -82,7 +82,6 @@ class MemoryBreakdown:
         >>> print("\\n".join(memory_of(load, Candidate(), Job(256)).lines()))
         weights        30.46 GB
         ...
-        total         134.02 GB
         """
         parts = {**self.parts(row), "total": float(self.total[row])}
         return [f"{name:<12} {size / 1e9:8.2f} GB" for name, size in parts.items() if size > 0]

@@ -12,7 +12,7 @@ from flowtrain.types import EmbeddingRef, Module
 
 
 def swap_images(inputs: Sequence[Mapping[str, torch.Tensor]]) -> bool:
-    """Exchange the pixels of two different images with the same grid; returns whether there were such two."""
+    """Exchange the pixels of two different images (or tiles) of the same size; returns whether there were such two."""
     seen: dict[tuple[int, ...], list[torch.Tensor]] = {}
     for sample in inputs:
         for kind, pixels in _images(sample):

@@ -26,8 +26,8 @@ class Span(NamedTuple):
 
 
 class Transport(Protocol):
-    """One process's way to the segments of others. Every call raises within `timeout` seconds (`LostProcessError`,
-    `PlanError`) when a segment cannot be reached, and names its owner.
+    """One process's way to the segments of others. `read` and `write` raise within `timeout` seconds
+    (`LostProcessError`) when a segment cannot be reached, the others at once (`PlanError` too); all name its owner.
 
     Attributes:
         name: its key in `pool.transport`, in `SegmentHandle.endpoints` and in the metrics.

@@ -119,7 +119,8 @@ class NixlTransport:
                 self._wait(operation, owner, transfer, started, timeout)
         except BaseException:
             unfinished = [owner for owner, transfer in transfers.items() if not self._reading.give_up(transfer)]
-            inbox.lose(span for span in spans if unfinished)
+            if unfinished:
+                inbox.lose(spans)
             raise
         for transfer in transfers.values():
             self._reading.release(transfer)
