@@ -48,8 +48,31 @@ def pieces_of(specs: tuple[TensorSpec, ...], payload_bytes: int) -> tuple[Piece,
     return tuple(pieces)
 
 
+@lru_cache(maxsize=4096)
+def stack_of(specs: tuple[TensorSpec, ...], payload_bytes: int) -> Piece | None:
+    """The tensors of a block as one with an axis in front, where they are alike and at equal distances: one look at all
+    of them takes half the time of one at each. None where there is only one, or they differ."""
+    first, *others = pieces_of(specs, payload_bytes)
+    if (
+        not others
+        or not first.num_elements
+        or any(piece[:3] != first[:3] or piece.shape != first.shape for piece in others)
+    ):
+        return None
+    step = others[0].start - first.start
+    if step % first.itemsize or any(b.start - a.start != step for a, b in zip([first, *others], others, strict=False)):
+        return None
+    strides = (step // first.itemsize, *first.strides)
+    reach = (len(others) * step) // first.itemsize + first.num_elements
+    return first._replace(num_elements=reach, shape=(len(specs), *first.shape), strides=strides)
+
+
 def views(memory: memoryview, specs: tuple[TensorSpec, ...], payload_bytes: int) -> list[torch.Tensor]:
     """One tensor for each spec over the block's bytes, each with its own storage; `memory` starts at the header."""
+    stack = stack_of(specs, payload_bytes) if len(specs) > 1 else None
+    if stack is not None:
+        flat = torch.frombuffer(memory, dtype=stack.dtype, count=stack.num_elements, offset=stack.start)
+        return [*flat.as_strided(stack.shape, stack.strides).unbind()]
     tensors = []
     for dtype, _, count, start, shape, _ in pieces_of(specs, payload_bytes):
         if not count:
@@ -69,14 +92,17 @@ class SegmentTensors:
 
     def of(self, start: int, specs: tuple[TensorSpec, ...], payload_bytes: int) -> list[torch.Tensor]:
         """One tensor for each spec of the block whose header starts at byte `start` of the segment."""
-        tensors = []
-        for dtype, itemsize, _, at, shape, strides in pieces_of(specs, payload_bytes):
-            whole = self._whole.get(dtype)
-            if whole is None:
-                count = self._memory.nbytes // itemsize
-                whole = self._whole[dtype] = torch.frombuffer(self._memory, dtype=dtype, count=count)
-            tensors.append(whole.as_strided(shape, strides, (start + at) // itemsize))
-        return tensors
+        stack = stack_of(specs, payload_bytes) if len(specs) > 1 else None
+        if stack is not None:
+            return [*self._piece(start, stack).unbind()]
+        return [self._piece(start, piece) for piece in pieces_of(specs, payload_bytes)]
+
+    def _piece(self, start: int, piece: Piece) -> torch.Tensor:
+        whole = self._whole.get(piece.dtype)
+        if whole is None:
+            count = self._memory.nbytes // piece.itemsize
+            whole = self._whole[piece.dtype] = torch.frombuffer(self._memory, dtype=piece.dtype, count=count)
+        return whole.as_strided(piece.shape, piece.strides, (start + piece.start) // piece.itemsize)
 
     def close(self) -> None:
         """Let go of the memory; it ends with the last of the tensors."""

@@ -6,8 +6,10 @@ import random
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from flowtrain.pool.client import PoolClient
+from flowtrain.pool.client import PoolClient, Put
 from flowtrain.pool.directory import Directory
 from flowtrain.pool.private import PrivateSegment
 from flowtrain.pool.transport import make_transports
@@ -61,4 +63,37 @@ def test_a_process_without_a_segment_cannot_put() -> None:
     assert pool.handle() is None
     with pytest.raises(AssertionError, match="no segment to put into"):
         pool.put(0, 0, (), 64, None)
+    pool.close()
+
+
+SHAPES = st.lists(st.sampled_from([(3, 4), (3, 4), (3, 4), (5, 4), (0, 4), (12,)]), min_size=1, max_size=5)
+
+
+@settings(max_examples=80, deadline=None)
+@given(SHAPES, st.sampled_from(["float32", "bfloat16"]), st.sampled_from([128, 192]))
+def test_tensors_of_one_block_alike_or_not_come_back_as_they_were(
+    shapes: list[tuple[int, ...]], dtype: str, gap: int
+) -> None:
+    """However the tensors of a block lie, each is itself, features and gradients, and a block is no part of another."""
+    pool, reader = PoolClient(PrivateSegment(2, SEGMENT_BYTES), {}), PoolClient(None, make_transports(["local"]))
+    handle = pool.handle()
+    assert handle is not None
+    reader.attach({2: handle})
+    specs = tuple(TensorSpec(number * gap, shape, dtype) for number, shape in enumerate(shapes))
+    kind, num_bytes = getattr(torch, dtype), gap * len(shapes) + 64
+    made = [[torch.randn(shape).to(kind) for shape in shapes] for _ in range(3)]
+    unit = UnitId(Phase.TRAIN, 1, 0, 0, 0)
+    addresses = pool.put_all(0, [Put(number, specs, num_bytes, tensors) for number, tensors in enumerate(made)])
+    refs = [EmbeddingRef(n, unit, address, num_bytes, specs, (), 0) for n, address in enumerate(addresses)]
+    got = reader.get_all(refs)
+    assert all(torch.equal(a, b) for one, other in zip(got, made, strict=True) for a, b in zip(one, other, strict=True))
+    storages = [{tensor.untyped_storage().data_ptr() for tensor in of_block if tensor.numel()} for of_block in got]
+    assert not storages[0] & storages[1]
+    reader.put_gradients(refs, [[-tensor for tensor in of_block] for of_block in made])
+    reader.flush()
+    for ref, of_block in zip(refs, pool.gradients_all(refs), strict=False):
+        assert all(torch.equal(a, -b) for a, b in zip(of_block, made[ref.position], strict=True))
+    reader.release(refs)
+    pool.free(addresses)
+    reader.close()
     pool.close()
