@@ -44,7 +44,8 @@ class CostModel:
         patch_pair: of one pair of patches that attend to each other in one layer.
         pack: of a pack that has samples, whatever they are.
         unit: of an encoder call, whatever it encodes.
-        full_layers: encoder layers whose attention spans an image; `windowed_layers`: a window of `window_patches`.
+        full_layers: encoder layers whose attention spans an image; `windowed_layers`: a window, or a tile, of
+            `window_patches`.
         exponent: a coefficient c was given as c / 2^exponent.
     """
 
@@ -116,6 +117,11 @@ class CostModel:
         linear_passes, pair_passes = (3, 3) if Module.BACKBONE not in frozen else (2, 3) if flows else (1, 1)
         text, vision = shape.text, shape.vision
         linear, pair = encoder_terms(vision)
+        whole, windowed, span = vision.full_layers - vision.idle_layers, vision.layers - vision.full_layers, 0
+        if windowed:
+            span = vision.window_patches or 0
+        elif vision.tile_patches is not None:  # patches of a tile see that tile only
+            whole, windowed, span = 0, whole, vision.tile_patches
         projector = projector_passes * 2.0 * shape.projector.weights / shape.projector.patches_per_token
         after = cut is Cut.AFTER_PROJECTOR
         return cls.from_coefficients(
@@ -125,9 +131,9 @@ class CostModel:
             projected_patch=0.0 if after else projector,
             patch=encoder_passes * linear + (projector if after else 0.0),
             patch_pair=encoder_passes * pair / attention_efficiency,
-            full_layers=vision.full_layers,
-            windowed_layers=vision.layers - vision.full_layers,
-            window_patches=vision.window_patches or 0,
+            full_layers=whole,
+            windowed_layers=windowed,
+            window_patches=span,
         )
 
     @classmethod

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -10,8 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowtrain.config.schema import PackingConfig
+from flowtrain.flops import encoder_flops, projector_flops
 from flowtrain.packing import POLICIES, CostModel
-from flowtrain.types import ImageMeta, SampleMeta
+from flowtrain.shapes import read_shape
+from flowtrain.types import Cut, ImageMeta, Module, SampleMeta
+
+PLANS = Path(__file__).parents[3] / "examples/plans"
 
 coefficients = st.fixed_dictionaries(
     {
@@ -73,6 +78,17 @@ def test_windows_bound_the_span_of_attention() -> None:
     cost = CostModel.from_coefficients(token=1.0, patch_pair=1.0, full_layers=2, windowed_layers=3, window_patches=16)
     assert cost.pairs(10) == 10 * 10 * 5
     assert cost.pairs(100) == 100 * (2 * 100 + 3 * 16)
+
+
+@pytest.mark.parametrize("name", ["internvl3-8b", "qwen2.5-vl-7b", "qwen3-vl-8b"])
+@pytest.mark.parametrize("num_tiles", [1, 3, 13])
+def test_images_cost_their_flops(name: str, num_tiles: int) -> None:
+    """Tiles, windows and whole images; class tokens attend too, which the cost leaves out (one in a tile)."""
+    shape = read_shape(PLANS / name)
+    patches = num_tiles * 1024
+    cost = CostModel.from_shape(shape, frozenset({Module.ENCODER, Module.PROJECTOR}), Cut.AFTER_PROJECTOR)
+    exact = encoder_flops(shape.vision, [patches]) + projector_flops(shape.projector, patches)
+    assert cost.real(cost.encode_cost([sample(5, [patches])])) == pytest.approx(exact, rel=2e-3)
 
 
 def test_the_reference_has_the_published_share_of_attention() -> None:
