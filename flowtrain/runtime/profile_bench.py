@@ -18,7 +18,7 @@ from typing import Literal
 
 from flowtrain.config.schema import Config
 from flowtrain.data.stream import SampleStream
-from flowtrain.errors import LostProcessError, PlanError
+from flowtrain.errors import DataError, LostProcessError, PlanError
 from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, ReduceOrder, UpdateOrder
 from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.pool.directory import Directory
@@ -35,6 +35,9 @@ POLL_SECONDS = 0.5
 
 AHEAD = 2
 """Packs encoded before the first is trained, where both sides are to be busy."""
+
+MOST_PASSED = 4096
+"""Rows one after another that are of no use, after which a measurement is given up: rows come without end."""
 
 HOLDER = (Role.CONSUMER, 0)
 SIDES = (Role.PRODUCER, Role.CONSUMER)
@@ -121,12 +124,18 @@ class Bench:
         self._stream = SampleStream(len(inputs.train), BLOCK_ROWS, 1, start=start)
         self._step = 0
         self._trained_tokens = 0
+        self._most_passed = min(MOST_PASSED, len(inputs.train))
 
     # --- rows and packs -----------------------------------------------------------------------------------------------
 
     def read(self, num_rows: int) -> list[SampleMeta]:
-        """The next rows that can be used, their token ids kept for the packs."""
+        """The next rows that can be used, their token ids kept for the packs.
+
+        Raises:
+            DataError: none of many rows can be.
+        """
         found: list[SampleMeta] = []
+        num_passed = 0
         while len(found) < num_rows:
             row = self._stream.take()
             if row is None:
@@ -144,21 +153,37 @@ class Bench:
                 continue
             self.position = row.position + 1
             if isinstance(row, SkippedRow):
+                num_passed += 1
+                if num_passed >= self._most_passed:
+                    raise DataError(
+                        f"none of {num_passed} rows of {self.config.data.train} can be used: run `flowtrain data check`"
+                    )
                 continue
+            num_passed = 0
             found.append(row)
         self.rows += found
         return found
 
     def step_of(self, num_packs: int, max_tokens: int) -> Step:
-        """A step of packs of at most `max_tokens`; rows that are longer are passed over."""
+        """A step of packs of at most `max_tokens`; rows that are longer are passed over.
+
+        Raises:
+            DataError: many rows one after another are longer.
+        """
         spec = replace(self.spec, step_samples=None, step_packs=num_packs, max_tokens=max_tokens, lookahead=1)
         composer = Composer(spec, self.cost)
         composer.step = self._step
-        position = 0
+        position = num_passed = 0
         while (step := composer.next()) is None:
             for row in self.read(max(1, composer.wants())):
                 fits = not composer.too_big(row)
                 composer.add(replace(row, position=position) if fits else _passed(row, position))
+                num_passed = 0 if fits else num_passed + 1
+                if num_passed >= self._most_passed:
+                    raise DataError(
+                        f"none of {num_passed} rows of {self.config.data.train} fits a pack of {max_tokens} tokens, "
+                        f"the size to be measured: raise packing.max_tokens, or plan without a profile"
+                    )
                 if not fits:
                     self._payloads.done([row])
                 position += 1
