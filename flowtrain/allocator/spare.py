@@ -6,10 +6,13 @@ whatever the number is at the time: the number of producers never enters packs (
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from flowtrain.allocator.room import PAGE_BYTES
+from flowtrain.allocator.segments import MAX_OWNERS_PER_NODE
 from flowtrain.config.schema import Config
+from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, Plan, RankPlan
 
 
@@ -23,15 +26,27 @@ def most_producers(config: Config, plan: Plan) -> int:
 
 
 def with_spare(config: Config, plan: Plan) -> Plan:
-    """The plan with segments that leave the others theirs."""
+    """The plan with segments that leave the others theirs.
+
+    Raises:
+        PlanError: a node would have more segments than addresses tell apart.
+    """
     number, most = len(plan.producers.ranks), most_producers(config, plan)
     if most == number:
         return plan
+    owners = Counter(producer_rank(plan, rank).node for rank in range(most))
+    owners.update(rank.node for rank in plan.consumers.ranks if rank.segment_bytes)
+    node, num = owners.most_common(1)[0]
+    if num > MAX_OWNERS_PER_NODE:
+        raise PlanError(
+            f"with {most} producers node {node} would have {num} pool segments and an address tells "
+            f"{MAX_OWNERS_PER_NODE} of a node apart: lower allocation.max_producers"
+        )
     ranks = tuple(
         replace(rank, segment_bytes=rank.segment_bytes * number // most // PAGE_BYTES * PAGE_BYTES)
         for rank in plan.producers.ranks
     )
-    pool_bytes = sum(rank.segment_bytes for rank in ranks)
+    pool_bytes = sum(rank.segment_bytes for rank in (*ranks, *plan.consumers.ranks))
     return replace(plan, producers=replace(plan.producers, ranks=ranks), pool_bytes=pool_bytes)
 
 

@@ -22,8 +22,11 @@ def owner_ids(plan: Plan) -> dict[tuple[Role, int], int]:
 
 
 def new_owner(node: int, taken: Collection[int]) -> int:
-    """The first id on a node that nobody has."""
-    return next(owner for local in range(MAX_LOCAL_OWNERS) if (owner := make_owner(node, local)) not in taken)
+    """The first id on a node that nobody has; the plan leaves one for every producer that may come."""
+    free = (owner for local in range(MAX_LOCAL_OWNERS) if (owner := make_owner(node, local)) not in taken)
+    found = next(free, None)
+    assert found is not None, f"all {MAX_LOCAL_OWNERS} owner ids of node {node} are taken"
+    return found
 
 
 def producer_owners(plan: Plan) -> tuple[int, ...]:

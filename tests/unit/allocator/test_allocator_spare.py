@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from flowtrain.allocator import local_inventory, make_plan
-from flowtrain.allocator.spare import most_producers, producer_rank, spare_ranks, with_producers
+from flowtrain.allocator.spare import most_producers, producer_rank, spare_ranks, with_producers, with_spare
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
+from flowtrain.errors import PlanError
 from flowtrain.shapes import read_shape
 
 EXAMPLE = Path(__file__).parents[3] / "examples/emoji/emoji.yaml"
@@ -43,3 +45,19 @@ def test_nothing_is_spared_where_nobody_comes(overrides: tuple[str, ...]) -> Non
     assert most_producers(config, plan) == 1
     assert not spare_ranks(config, plan)
     assert producer_rank(plan, 0) == plan.producers.ranks[0]
+
+
+def test_segments_for_copies_stay_in_the_sum() -> None:
+    config = config_of()
+    plan = make_plan(config, read_shape(config.model.path), local_inventory())
+    copying = tuple(replace(rank, segment_bytes=1 << 20, node=1) for rank in plan.consumers.ranks)
+    plan = replace(plan, consumers=replace(plan.consumers, ranks=copying))
+    spared = with_spare(config_of("allocation.replan=auto"), plan)
+    ranks = (*spared.producers.ranks, *spared.consumers.ranks)
+    assert spared.pool_bytes == sum(rank.segment_bytes for rank in ranks)
+
+
+def test_more_producers_than_addresses_tell_apart_are_refused() -> None:
+    config = config_of("allocation.replan=auto", "allocation.max_producers=65", "pool.bytes=4GiB")
+    with pytest.raises(PlanError, match=r"with 65 producers node 0 .* 64 of a node apart: lower allocation"):
+        make_plan(config, read_shape(config.model.path), local_inventory())
