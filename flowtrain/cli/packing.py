@@ -158,7 +158,7 @@ def _of_trace(
         raise ConfigError(f"{path} does not exist: give a config (.yaml) or a trace of row sizes (.parquet)")
     rows = in_order(*read_trace(path, high_resolution), order=order, seed=seed)
     if not rows:
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{path} has no rows: give a file that has some")
     longest = max(row.tokens for row in rows)
     cap = changes["max_tokens"] or -(-int(SLACK * longest) // 1024) * 1024
     usable, notes = _within(rows, cap)
@@ -217,7 +217,7 @@ def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, 
     sizes = data.parent / f"{data.name}{SIZES_SUFFIX}"
     if sizes.is_file():
         known = _read_sizes(sizes)
-        order = Order(len(known), config.run.seed)
+        order = Order(len(known), config.run.seed, config.data.shuffle)
         found = [known[order.row(position)] for position in range(len(known))]
         notes: tuple[str, ...] = (f"sizes of {sizes}",)
         if sizes.stat().st_mtime < data.stat().st_mtime:
@@ -227,7 +227,7 @@ def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, 
         from flowtrain.types import Phase
 
         builder = open_builder(config, Phase.TRAIN)
-        order = Order(len(builder.source), config.run.seed)
+        order = Order(len(builder.source), config.run.seed, config.data.shuffle)
         count = min(wanted, len(builder.source))
         built = [builder.build(position, order.row(position), 0, 0) for position in range(count)]
         found = [made[0] if isinstance(made, tuple) else None for made in built]

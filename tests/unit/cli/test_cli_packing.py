@@ -15,7 +15,10 @@ import pytest
 from PIL import Image
 
 from flowtrain.cli.main import make_app
+from flowtrain.cli.packing import _rows_of
 from flowtrain.cli.packing_picture import colour, shares_of
+from flowtrain.config.loading import load_config
+from flowtrain.data.order import Order
 from flowtrain.errors import ConfigError, DataError
 from flowtrain.types import Pack, Phase, Step
 
@@ -103,6 +106,22 @@ def test_a_scanned_data_set_needs_neither_torch_nor_the_rows(tmp_path: Path) -> 
     assert any("1 rows cannot be used" in note for note in found["notes"])
     assert found["composition"]["step_samples"] == 24
     assert found["policies"]["dynamic"]["lock_step"] <= found["policies"]["arrival"]["lock_step"]
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_rows_are_in_the_order_of_the_run(tmp_path: Path, shuffle: bool) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"messages": []}\n')
+    sizes = [
+        {"row": n, "id": f"r{n}", "text_tokens": 9, "vision_tokens": 0, "trained_tokens": 4, "images": []}
+        for n in range(50)
+    ]
+    (tmp_path / "train.jsonl.sizes.jsonl").write_text("".join(json.dumps(size) + "\n" for size in sizes))
+    config = load_config(EXAMPLE / "emoji.yaml", [f"data.train={data}", f"data.shuffle={str(shuffle).lower()}"]).config
+    rows, _ = _rows_of(config, 50)
+    order = Order(50, config.run.seed, shuffle)
+    assert [row.row for row in rows] == [order.row(position) for position in range(50)]
+    assert (sorted(row.row for row in rows) == [row.row for row in rows]) != shuffle
 
 
 def test_rows_are_measured_where_no_scan_was_made(capsys: pytest.CaptureFixture[str]) -> None:
