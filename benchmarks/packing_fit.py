@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import tempfile
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -65,6 +64,12 @@ class Recorder:
 
     def start(self, ranks: Sequence[RankPlan]) -> None:
         self.inner.start(ranks)
+
+    def add(self, ranks: Sequence[RankPlan]) -> None:
+        self.inner.add(ranks)
+
+    def remove(self, role: Role, rank: int) -> None:
+        self.inner.remove(role, rank)
 
     def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
         self._asked.append(args[0] if args else None)
@@ -230,5 +235,4 @@ def log_with(choice: Choice, config: Config) -> Path:
 
 
 if __name__ == "__main__":
-    with suppress(KeyboardInterrupt):
-        main("packing_fit", measure)
+    main("packing_fit", measure)

@@ -15,7 +15,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import json
 import subprocess
 import sys
@@ -23,9 +22,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks import pool_arena
+from benchmarks import pool_arena, pool_nixl
 from benchmarks.record import Check, Result, main
 from flowtrain.pool.measure import MIB, copy_time, second_reader_seconds
+from flowtrain.pool.transport.nixl_agent import why_missing
 
 ROOT = Path(__file__).resolve().parent.parent
 LIMITS = {64: 0.90, 16: 0.85, 1: 0.60}
@@ -111,10 +111,10 @@ def measure(seed: int, journals: Path | None, trace: Path) -> Result:
     for group_rows, group_checks in (against_ray(), jobs()):
         rows += group_rows
         checks += group_checks
-    if importlib.util.find_spec("benchmarks.pool_nixl") and importlib.util.find_spec("nixl_cu13"):
-        nixl = importlib.import_module("benchmarks.pool_nixl").measure(seed)
+    if why_missing() is None:
+        nixl = pool_nixl.measure(seed)
         checks += nixl.checks
-        rows += [_row(f"nixl: {name}", value, "") for row in nixl.rows for name, value in row.items()]
+        rows += [_row(f"NIXL read, 64 MiB, {row['carrier']}, {row['side']}", row["GB/s"], "GB/s") for row in nixl.rows]
     for row in arena.rows:
         load = row["recorded: first failure at load"]
         rows.append(_row(f"{row['arena']}: first failure on recorded lifetimes at load", load, ""))
