@@ -39,8 +39,6 @@ class PlanFile:
 
 def plan_file_text(report: Report) -> str:
     """The text of a plan file."""
-    import yaml
-
     data = report.to_dict()
     content: dict[str, Any] = {"placement": data["placement"]}
     for name, role in SIDES.items():
@@ -52,8 +50,15 @@ def plan_file_text(report: Report) -> str:
         if len(chosen) > 1:
             content[name]["modules"] = {c.load.name: layout_text(c.candidate.layout) for c in chosen}
     content["expected"] = data
+    return document_text(content)
+
+
+def document_text(content: Mapping[str, Any]) -> str:
+    """The text of a plan file of this content."""
+    import yaml
+
     head = "# Written by `flowtrain plan`. Edit it and give it to `flowtrain launch CONFIG --plan FILE`.\n"
-    return head + yaml.dump(content, Dumper=Dumper, sort_keys=False, allow_unicode=True)
+    return head + yaml.dump(dict(content), Dumper=Dumper, sort_keys=False, allow_unicode=True)
 
 
 def read_plan_file(path: Path) -> PlanFile:
@@ -95,7 +100,7 @@ def read_plan_file(path: Path) -> PlanFile:
         if count is None and isinstance(side.get("ranks"), list) and side["ranks"]:
             count = side["ranks"][0].get("threads")
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise wrong(f"{name}.threads", f"{count!r} is no number of threads")
+            raise wrong(f"{name}.threads", f"{count!r} is no number of threads: write a whole number from 1")
         layouts[role], threads[role] = side["layout"], count
     return PlanFile(data["placement"], layouts, threads, places)
 
@@ -108,7 +113,10 @@ def obey(config: Config, plan: PlanFile) -> Config:
     """
     update: dict[str, Any] = {}
     if plan.placement == "mixed":
-        raise PlanError(f"{plan.places['placement']}: placement: mixed placements can be planned, not launched yet")
+        raise PlanError(
+            f"{plan.places['placement']}: placement: mixed placements can be planned, not "
+            f"launched: write colocated or disaggregated"
+        )
     if config.allocation.placement not in (None, "auto", plan.placement):
         raise PlanError(
             f"{plan.places['placement']}: placement: the plan says {plan.placement} and the config "

@@ -31,9 +31,9 @@ import numpy as np
 
 from flowtrain.allocator.hardware import NodeType
 from flowtrain.allocator.load import Candidate, CandidateTable, Floats, Integers, ModuleLoad
+from flowtrain.shapes import DTYPE_BYTES
 from flowtrain.types import Role
 
-DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4, "float64": 8}
 GRADIENT_BYTES = 4
 """Gradients are summed in fp32."""
 OPTIMIZER_BYTES = 28

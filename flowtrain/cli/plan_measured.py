@@ -18,10 +18,9 @@ def plan_measured(config: Config, profile_file: Path, json_file: Path | None, ou
     """Print the plan and its predicted rate; write the result and the plan file."""
     import json
 
-    import yaml
-
     from flowtrain.allocator import decide, describe_plan, local_inventory, make_plan, plan_to_dict
     from flowtrain.allocator.layout import layout_text
+    from flowtrain.allocator.planfile import document_text
     from flowtrain.allocator.predict import Setup, predict
     from flowtrain.allocator.profile import check_profile, read_profile
     from flowtrain.cli.rundir import writing
@@ -59,8 +58,7 @@ def plan_measured(config: Config, profile_file: Path, json_file: Path | None, ou
     expected = {"samples_per_second": found.samples_per_second, "step_seconds": found.step_seconds}
     content: dict[str, Any] = {"placement": plan.placement, **sides, "expected": expected}
     result = {**content, "compared": list(decided.notes), "plan": plan_to_dict(plan)}
-    head = "# Written by `flowtrain plan`. Edit it and give it to `flowtrain launch CONFIG --plan FILE`.\n"
-    texts = ((json_file, json.dumps(result, indent=2) + "\n"), (out, head + yaml.safe_dump(content, sort_keys=False)))
+    texts = ((json_file, json.dumps(result, indent=2) + "\n"), (out, document_text(content)))
     for file, text in texts:
         if file is not None:
             with writing(file):

@@ -74,5 +74,10 @@ def _print(found: list[dict[str, Any]], nothing: str) -> None:
 
 
 def _write(json_file: Path | None, value: dict[str, Any]) -> None:
-    if json_file is not None:
-        json_file.write_text(json.dumps(value, indent=2) + "\n", encoding="utf-8")
+    if json_file is None:
+        return
+    from flowtrain.cli.rundir import writing
+    from flowtrain.telemetry.files import write_atomic
+
+    with writing(json_file):
+        write_atomic(json_file, json.dumps(value, indent=2) + "\n")

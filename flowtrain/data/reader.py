@@ -60,7 +60,7 @@ class ReaderStage:
             path = self._path(phase)
             source = open_source(path)
             if not len(source):
-                raise DataError(f"{path} has no rows")
+                raise DataError(f"{path} has no rows: give a file that has some")
             order = Order(len(source), self.config.run.seed, shuffle=phase is Phase.TRAIN and self.config.data.shuffle)
             builder = SampleBuilder(
                 self._open_measure(),

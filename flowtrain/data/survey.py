@@ -77,7 +77,7 @@ def open_builder(config: Config, phase: Phase, measure: Measure | None = None) -
         raise ConfigError("data.eval is not set, so there are no held-out rows: set it, or leave out --split eval")
     source = open_source(path)
     if not len(source):
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{path} has no rows: give a file that has some")
     if measure is None:
         measure = open_measure(config)
         check_expansion(measure)

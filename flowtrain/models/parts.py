@@ -179,5 +179,6 @@ def _fill_buffers(model: Any, files: dict[str, Path], device: torch.device, dtyp
         for attribute, value in vars(module).items():
             if isinstance(value, torch.Tensor) and value.is_meta:
                 raise ConfigError(
-                    f"model.path: {path}.{attribute} is a tensor that cannot be loaded for one half alone"
+                    f"model.path: {path}.{attribute} is a tensor that cannot be loaded for one half alone: "
+                    "use another model"
                 )

@@ -180,7 +180,10 @@ def _record_encoder(model: Any, parts: Parts, inputs: Inputs) -> Features:
             model.get_image_features(**inputs)
         except _Reached:
             return tuple(kept)
-    raise ConfigError(f"{type(model).__name__}: its projector is never called, so the cut cannot lie before it")
+    raise ConfigError(
+        f"{type(model).__name__}: its projector is never called, so the cut cannot lie before it; "
+        "add `projector` to train.freeze, or train the encoder too"
+    )
 
 
 # --- playing back, on the consumer ------------------------------------------------------------------------------------

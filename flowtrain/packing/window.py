@@ -122,7 +122,7 @@ class Window:
     bounded: bool
     held: Callable[[Load], bool] | None = None
     loads: list[Load] = field(default_factory=list)
-    totals: Totals = field(default_factory=lambda: Totals())
+    totals: Totals = field(default_factory=Totals)
     _use: int = 0
     _num_rows: int = 0
     _num_heavy: int = 0

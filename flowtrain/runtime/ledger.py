@@ -252,7 +252,11 @@ class Ledger:
     def proposed(self, step: int, producers: int, proposal: Proposal, drift_percent: float) -> None:
         """The data have drifted from what the plan was made for, and another number of producers would do better."""
         gain, now = proposal.gain_percent, f"{producers} producer{'s' if producers > 1 else ''}"
-        what = f"would gain {gain:.0f} % samples/s over {now}" if proposal.producers > producers else f"do for {now}"
+        what = (
+            f"would gain {gain:.0f} % samples/s over {now}"
+            if proposal.producers > producers
+            else f"would do as well as {now}"
+        )
         self.line(f"step {step}: the load has drifted by {drift_percent:.0f} %: {proposal.producers} {what}")
         self.files.decision(step, "proposal", producers=proposal.producers, drift=drift_percent, gain=gain)
 

@@ -89,7 +89,7 @@ def measure(
     began = time.monotonic()
     source = open_source(config.data.train)
     if not len(source):
-        raise DataError(f"{config.data.train} has no rows")
+        raise DataError(f"{config.data.train} has no rows: give a file that has some")
     start = max(0, len(source) - ROWS_APART)
     settings = _settings(config)
     stages: list[Measured] = []

@@ -366,7 +366,7 @@ def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: Sto
 def _open(path: Path) -> Source:
     source = open_source(path)
     if not len(source):
-        raise DataError(f"{path} has no rows")
+        raise DataError(f"{path} has no rows: give a file that has some")
     return source
 
 

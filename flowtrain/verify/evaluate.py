@@ -173,7 +173,7 @@ def evaluate(
     source = open_source(data)
     total = len(source) if limit is None else min(limit, len(source))
     if not total:
-        raise DataError(f"{data} has no rows")
+        raise DataError(f"{data} has no rows: give a file that has some")
     answers: dict[int, Answer] = {}
     questions = []
     for number in range(total):
