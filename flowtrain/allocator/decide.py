@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowtrain.allocator.candidates import Scope, Side
+from flowtrain.allocator.candidates import Scope, Side, powers_of_two
 from flowtrain.allocator.footprint import device_bytes
 from flowtrain.allocator.hardware import HARDWARE, Cluster, NodePool, node_type
 from flowtrain.allocator.inventory import Inventory
@@ -43,6 +43,9 @@ MOST_PER_SIDE = 4
 """Processes of a side that are chosen on a CPU: each takes memory and seconds to start that no rate shows."""
 PCIE_BANDWIDTH = 32e9
 """Of 16 lanes of version 4, a direction."""
+ALL_THREADS = 8
+"""Threads of a process up to which every number is tried: pairs of all numbers of a large machine are tens of
+thousands, and neighbours among many differ by little."""
 WORTH = 1.02
 """A profile's prediction must be higher by this factor to choose more processes."""
 
@@ -182,12 +185,15 @@ def _colocated(config: Config, inventory: Inventory, problem: Problem) -> Iterat
 
 
 def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[_Pick]:
-    """The best setup by the profile; more processes only where they are worth it."""
+    """The best setup by the profile; more processes only where they are worth it, and a GPU for each that had one."""
     best: _Pick | None = None
+    on_gpu = {stage.role for stage in profile.stages if stage.device.startswith("cuda") and not stage.colocated}
     for producers, p_threads, consumers, c_threads in _setups(config, inventory):
         if config.pool.bytes // producers < (consumers + 1) * largest_block_bytes(config, shape):
             continue
-        setup = Setup(False, producers, p_threads, consumers, c_threads, inventory.cpus)
+        if producers * (Role.PRODUCER in on_gpu) + consumers * (Role.CONSUMER in on_gpu) > inventory.gpus:
+            continue
+        setup = Setup(False, producers, p_threads, consumers, c_threads, inventory.cpus, on_cpu=not on_gpu)
         rate = predict(profile, setup).samples_per_second
         more = best is not None and producers + consumers > best.producers + best.consumers
         if best is None or rate > best.rate * (WORTH if more else 1.0):
@@ -198,7 +204,8 @@ def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: 
 
 def _colocated_measured(config: Config, inventory: Inventory, profile: Profile) -> _Pick:
     threads = _colocated_threads(config, inventory)
-    rate = predict(profile, Setup(True, 1, threads, 1, threads, inventory.cpus)).samples_per_second
+    on_cpu = all(stage.device == "cpu" for stage in profile.stages)
+    rate = predict(profile, Setup(True, 1, threads, 1, threads, inventory.cpus, on_cpu)).samples_per_second
     return _Pick("colocated", 1, None, 1, None, rate)
 
 
@@ -210,7 +217,7 @@ def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, in
         for side in (config.producers, config.consumers)
     ]
     threads = [
-        [side.threads] if side.threads else list(range(1, cores)) for side in (config.producers, config.consumers)
+        [side.threads] if side.threads else _thread_choices(cores) for side in (config.producers, config.consumers)
     ]
     every = (
         (producers, p_threads, consumers, c_threads)
@@ -221,6 +228,12 @@ def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, in
         if producers * p_threads + consumers * c_threads <= cores
     )
     yield from sorted(every, key=lambda setup: (setup[0] + setup[2], setup))
+
+
+def _thread_choices(cores: int) -> list[int]:
+    """Threads of a process that are tried: all up to `ALL_THREADS`; then powers of two, and what these leave."""
+    some = [*range(1, min(ALL_THREADS, cores - 1) + 1), *powers_of_two(cores - 1)]
+    return sorted({*some, *(cores - number for number in some)})
 
 
 def _colocated_threads(config: Config, inventory: Inventory) -> int:

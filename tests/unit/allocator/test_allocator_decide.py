@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from flowtrain.allocator import Inventory, decide, make_plan
+from flowtrain.allocator.decide import _setups
 from flowtrain.allocator.planfile import obey, read_plan_file
 from flowtrain.allocator.policies import POLICIES
 from flowtrain.allocator.profile import Measured, PackWork, Profile, Provenance, Timing
@@ -122,6 +123,22 @@ def test_auto_takes_the_faster_placement_by_the_profile(emoji: Path, shape: Mode
     assert together.config.allocation.placement == "colocated"
     assert len(together.notes) == 2
     assert together.rate == pytest.approx(4 / (0.66 * 1.0))
+
+
+def test_a_profile_of_gpus_gives_each_process_one(emoji: Path, shape: ModelShape) -> None:
+    made = profile(1.0, both_slower=1.0, colocated_slower=1.0)
+    stages = tuple(stage.model_copy(update={"device": "cuda:0"}) for stage in made.stages)
+    for number in (2, 4):
+        there = Inventory(16, number, 64 * GIB, GIB, "NVIDIA H100 80GB HBM3", 80 * 10**9, 18)
+        found = decide(config(emoji), shape, there, profile=made.model_copy(update={"stages": stages})).config
+        assert (found.producers.num or 0) + (found.consumers.num or 0) == number
+
+
+def test_a_profile_is_asked_for_few_setups_of_many_cores(emoji: Path) -> None:
+    assert len(list(_setups(config(emoji), cores(8)))) == 94, "all that fit"
+    many = list(_setups(config(emoji), cores(128)))
+    assert len(many) < 2000
+    assert {(1, 64, 1, 64), (1, 1, 1, 127), (4, 16, 2, 32)} <= set(many)
 
 
 def test_auto_with_several_processes_asked_for_is_disaggregated(emoji: Path, shape: ModelShape) -> None:
