@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from flowtrain.types import Role
@@ -21,6 +22,41 @@ class Layout:
     @property
     def world_size(self) -> int:
         return self.dp_replicate * self.dp_shard * self.tp * self.cp * self.pp
+
+    @property
+    def dp_degree(self) -> int:
+        """Data-parallel ranks: those that get packs, or units, of their own."""
+        return self.dp_replicate * self.dp_shard
+
+
+LETTERS = {"r": "dp_replicate", "f": "dp_shard", "t": "tp", "c": "cp", "p": "pp", "e": "ep"}
+
+
+def layout_of(text: str) -> Layout:
+    """The layout that `text` writes; degrees left out are 1.
+
+    >>> layout_of("r2f4").world_size
+    8
+
+    Raises:
+        ValueError: it is no layout.
+    """
+    parts = re.findall(r"([a-z])([1-9]\d*)", text)
+    letters = [letter for letter, _ in parts]
+    written = "".join(letter + degree for letter, degree in parts)
+    if not parts or written != text or len(set(letters)) != len(letters) or not set(letters) <= LETTERS.keys():
+        raise ValueError(f"{text!r} is no layout: write degrees after their letters, such as r2 or r2f4")
+    return Layout(**{LETTERS[letter]: int(degree) for letter, degree in parts})
+
+
+def layout_text(layout: Layout) -> str:
+    """Degrees above 1; `r1` for a module in one process.
+
+    >>> layout_text(Layout(dp_replicate=2, tp=4)), layout_text(Layout(dp_shard=2)), layout_text(Layout())
+    ('r2t4', 'f2', 'r1')
+    """
+    degrees = [(letter, getattr(layout, name)) for letter, name in LETTERS.items()]
+    return "".join(f"{letter}{degree}" for letter, degree in degrees if degree > 1) or "r1"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from flowtrain.allocator.layout import layout_text, parse_layout
-from flowtrain.plan import ModulePlan, Plan, RankPlan
+from flowtrain.allocator.layout import parse_layout
+from flowtrain.plan import ModulePlan, Plan, RankPlan, layout_text
 from flowtrain.types import Role
 
 

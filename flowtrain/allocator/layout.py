@@ -1,37 +1,66 @@
-"""A layout and its text, `r2f4t2c2p2e2` (contract C14), and which layouts this release can run."""
+"""Whether a module can be laid out as asked: what does not divide is refused with the numbers before a start."""
 
 from __future__ import annotations
 
-import re
-
 from flowtrain.errors import PlanError
-from flowtrain.plan import Layout
+from flowtrain.plan import LETTERS, Layout, layout_of
+from flowtrain.shapes import ModelShape
+from flowtrain.types import Role
 
-_LETTERS = {"r": "dp_replicate", "f": "dp_shard", "t": "tp", "c": "cp", "p": "pp", "e": "ep"}
+LAUNCHED = {Role.PRODUCER: "r", Role.CONSUMER: "rf"}
+"""Letters of the degrees that `flowtrain launch` runs; the others can be planned."""
 
 
 def parse_layout(text: str, key: str) -> Layout:
-    """The layout that `text` writes; degrees left out are 1.
+    """The layout that `text` writes.
 
     Raises:
-        PlanError: it is no layout, or asks for more than copies; the sentence names `key`, where it stands.
+        PlanError: it is no layout; the sentence names `key`, where it stands.
     """
-    parts = re.findall(r"([a-z])([1-9]\d*)", text)
-    letters = [letter for letter, _ in parts]
-    written = "".join(letter + degree for letter, degree in parts)
-    if not parts or written != text or len(set(letters)) != len(letters) or not set(letters) <= _LETTERS.keys():
-        raise PlanError(f"{key} is {text!r}, which is no layout: write degrees after their letters, such as r2")
-    layout = Layout(**{_LETTERS[letter]: int(degree) for letter, degree in parts})
-    if layout != Layout(dp_replicate=layout.dp_replicate):
-        raise PlanError(f"{key} is {text!r}: only dp_replicate is supported by this release, such as r2")
-    return layout
+    try:
+        return layout_of(text)
+    except ValueError as error:
+        raise PlanError(f"{key} is {error}") from None
 
 
-def layout_text(layout: Layout) -> str:
-    """Degrees above 1, and always the number of copies.
+def check_layout(layout: Layout, role: Role, shape: ModelShape, key: str) -> None:
+    """PlanError, with the numbers, where the module does not divide as asked, or launch does not run the layout."""
+    for problem in _problems(layout, role, shape):
+        raise PlanError(f"{key}: {problem}")
 
-    >>> layout_text(Layout(dp_replicate=2, tp=4))
-    'r2t4'
-    """
-    degrees = [(letter, getattr(layout, name)) for letter, name in _LETTERS.items()]
-    return "".join(f"{letter}{degree}" for letter, degree in degrees if letter == "r" or degree > 1)
+
+def _problems(layout: Layout, role: Role, shape: ModelShape) -> list[str]:
+    """Sentences on what is wrong, the gravest first."""
+    found = []
+    name, heads, kv_heads = "backbone", shape.text.heads, shape.text.kv_heads
+    if role is Role.PRODUCER:
+        name, heads, kv_heads = "encoder", shape.vision.heads, shape.vision.heads
+    over = layout.tp * layout.cp
+    ways = f"t{layout.tp}" if layout.cp == 1 else f"t{layout.tp}c{layout.cp}"
+    if heads % over:
+        found.append(f"{ways} divides {heads} attention heads of the {name} by {over}: choose a divisor of {heads}")
+    elif kv_heads % over and over % kv_heads:
+        found.append(
+            f"{ways} spreads {kv_heads} key-value heads of the {name} over {over} ranks: choose a divisor or a "
+            f"multiple of {kv_heads}"
+        )
+    if role is Role.PRODUCER and (layout.cp, layout.pp, layout.ep) != (1, 1, 1):
+        found.append("an encoder is cut by r, f and t only: c, p and e are the backbone's")
+    elif layout.pp > shape.text.layers:
+        found.append(f"p{layout.pp} cuts {shape.text.layers} layers of the {name} into {layout.pp} stages: lower it")
+    experts = shape.text.moe.experts if shape.text.moe else 0
+    if role is Role.CONSUMER and layout.ep > 1:
+        if not experts or experts % layout.ep:
+            found.append(f"e{layout.ep} divides {experts} experts of the {name} by {layout.ep}: choose a divisor")
+        elif layout.dp_shard * layout.cp % layout.ep:
+            found.append(
+                f"e{layout.ep} borrows its ranks from f{layout.dp_shard} and c{layout.cp}, which are "
+                f"{layout.dp_shard * layout.cp}: choose a divisor of that"
+            )
+    other = [letter for letter, axis in LETTERS.items() if getattr(layout, axis) > 1 and letter not in LAUNCHED[role]]
+    if other:
+        found.append(
+            f"{', '.join(f'{letter}{getattr(layout, LETTERS[letter])}' for letter in other)} can be planned and not "
+            f"launched yet: the {name} runs with {' and '.join(LAUNCHED[role])}"
+        )
+    return found

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from flowtrain.allocator.decide import decide
 from flowtrain.allocator.inventory import Inventory
-from flowtrain.allocator.layout import parse_layout
+from flowtrain.allocator.layout import check_layout, parse_layout
 from flowtrain.allocator.place import Homes, Need, NodeRoom, place
 from flowtrain.allocator.profile import Profile
 from flowtrain.allocator.room import pool_room
@@ -54,7 +54,7 @@ def make_plan(
     """
     config = decide(config, shape, inventory, stats, profile).config
     sides: dict[Role, SideConfig] = {Role.PRODUCER: config.producers, Role.CONSUMER: config.consumers}
-    layouts = {role: _layout(role, side) for role, side in sides.items()}
+    layouts = {role: _layout(role, side, shape) for role, side in sides.items()}
     sizes = {role: layout.world_size for role, layout in layouts.items()}
     colocated = config.placement == "colocated"
     on_gpu = _devices(config, sides, sizes, inventory)
@@ -120,10 +120,13 @@ def num_threads(plan: Plan) -> int:
     return max(of_sides) if plan.placement == "colocated" else sum(of_sides)
 
 
-def _layout(role: Role, side: SideConfig) -> Layout:
-    if side.layout is not None:
-        return parse_layout(side.layout, f"{role}s.layout")
-    return Layout(dp_replicate=side.num or 1)
+def _layout(role: Role, side: SideConfig, shape: ModelShape) -> Layout:
+    if side.layout is None:
+        return Layout(dp_replicate=side.num or 1)
+    key = f"{role}s.layout"
+    layout = parse_layout(side.layout, key)
+    check_layout(layout, role, shape, key)
+    return layout
 
 
 def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inventory: Inventory) -> dict[Role, bool]:

@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowtrain.allocator.layout import layout_text
+from flowtrain.allocator.layout import check_layout
 from flowtrain.allocator.report import Report
 from flowtrain.config.document import Dumper, read_document
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.plan import Layout, layout_of, layout_text
+from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
 SIDES = {"producers": Role.PRODUCER, "consumers": Role.CONSUMER}
@@ -105,7 +107,7 @@ def read_plan_file(path: Path) -> PlanFile:
     return PlanFile(data["placement"], layouts, threads, places)
 
 
-def obey(config: Config, plan: PlanFile) -> Config:
+def obey(config: Config, plan: PlanFile, shape: ModelShape) -> Config:
     """The config with the plan's placement, layouts and threads.
 
     Raises:
@@ -127,14 +129,17 @@ def obey(config: Config, plan: PlanFile) -> Config:
         side = getattr(config, name)
         layout, key = plan.layouts[role], f"{name}.layout"
         place = plan.places.get(key, "")
-        if not layout.startswith("r") or not layout[1:].isdigit():
+        try:
+            planned = layout_of(layout)
+        except ValueError as error:
+            raise PlanError(f"{place}: {key}: {error}") from None
+        asked = layout_of(side.layout) if side.layout else Layout(dp_replicate=side.num) if side.num else planned
+        if asked != planned:
             raise PlanError(
-                f"{place}: {key}: {layout!r} can be planned, and launch runs data-parallel copies only: write rN"
+                f"{place}: {key}: the plan says {layout} and the config {layout_text(asked)}: change one of them"
             )
-        asked = side.layout or (f"r{side.num}" if side.num else None)
-        if asked not in (None, layout):
-            raise PlanError(f"{place}: {key}: the plan says {layout} and the config {asked}: change one of them")
-        if plan.placement == "colocated" and layout != "r1":
+        check_layout(planned, role, shape, f"{place}: {key}")
+        if plan.placement == "colocated" and planned != Layout():
             raise PlanError(f"{place}: {key}: colocated runs have one process, r1, and the plan says {layout}")
         count = plan.threads[role] or side.threads
         if side.threads is not None and count != side.threads:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowtrain.allocator.explain import Effect, Explanation
-from flowtrain.allocator.layout import layout_text
 from flowtrain.allocator.load import RECOMPUTE
 from flowtrain.allocator.solve import Choice, Problem, Solution
+from flowtrain.plan import layout_text
 
 BAR = 24
 GIGA = 1e9

@@ -194,9 +194,10 @@ def _obeyed(config: Config, plan_file: Path) -> Config:
     from flowtrain.shapes import read_shape
 
     plan = read_plan_file(plan_file)
-    config = obey(config, plan)
+    shape = read_shape(config.model.path)
+    config = obey(config, plan, shape)
     try:
-        make_plan(config, read_shape(config.model.path), local_inventory())
+        make_plan(config, shape, local_inventory())
     except PlanError as error:
         raise PlanError(f"{plan.places['producers.layout']}: the plan does not fit: {error}") from error
     return config

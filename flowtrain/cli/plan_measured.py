@@ -19,11 +19,11 @@ def plan_measured(config: Config, profile_file: Path, json_file: Path | None, ou
     import json
 
     from flowtrain.allocator import decide, describe_plan, local_inventory, make_plan, plan_to_dict
-    from flowtrain.allocator.layout import layout_text
     from flowtrain.allocator.planfile import document_text
     from flowtrain.allocator.predict import Setup, predict
     from flowtrain.allocator.profile import check_profile, read_profile
     from flowtrain.cli.rundir import writing
+    from flowtrain.plan import layout_text
     from flowtrain.shapes import check_family, read_shape
     from flowtrain.telemetry.files import write_atomic
 

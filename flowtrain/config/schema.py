@@ -11,6 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from flowtrain.plan import Layout, layout_of
 from flowtrain.types import Cut, Module
 
 ModuleName = Literal["encoder", "projector", "backbone"]
@@ -141,7 +142,7 @@ class TrainConfig(Section):
 
 class SideConfig(Section):
     num: Positive | None = Field(None, description="Data-parallel processes; short for `layout: rN`.")
-    layout: str | None = Field(None, description="Degrees of parallelism, such as r2; excludes `num`.")
+    layout: str | None = Field(None, description="Degrees of parallelism, such as r2f4; excludes `num`.")
     threads: Positive | None = Field(None, description="CPU threads of each process; default: cores divided evenly.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda where there is one.")
     node: NonNegative | None = Field(
@@ -152,8 +153,11 @@ class SideConfig(Section):
     def _one_of(self) -> SideConfig:
         if self.num is not None and self.layout is not None:
             raise ValueError("give only one of `num` and `layout`")
-        if self.layout is not None and re.fullmatch(r"r[1-9]\d*", self.layout) is None:
-            raise ValueError(f"`layout` is {self.layout!r}: only data-parallel copies, such as r2, are supported")
+        if self.layout is not None:
+            try:
+                layout_of(self.layout)
+            except ValueError as error:
+                raise ValueError(f"`layout`: {error}") from None
         return self
 
 
@@ -351,7 +355,7 @@ class Config(Section):
     def _agree(self) -> Config:
         if self.placement == "colocated":
             for name, side in (("producers", self.producers), ("consumers", self.consumers)):
-                if (side.num or 1) != 1 or side.layout not in (None, "r1"):
+                if (side.num or 1) != 1 or (side.layout is not None and layout_of(side.layout) != Layout()):
                     raise ValueError(f"`{name}.num` must be 1 when encoder and backbone share one process (colocated)")
             if self.pool.transport in ("nixl", "ray"):
                 raise ValueError(f"`pool.transport` {self.pool.transport} is for several processes: colocated has one")

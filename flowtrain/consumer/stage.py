@@ -55,6 +55,8 @@ class ConsumerStage:
         samples = [
             self._sample(s, tokens[s.block], refs.get(s.position), views.get(s.position, ()), order) for s in survivors
         ]
+        if not samples and self.backbone.is_sharded:
+            samples = [self.backbone.stand_in()]
         loss_sum, trained = 0.0, 0
         if samples:
             with torch.set_grad_enabled(order.phase is Phase.TRAIN):
@@ -64,7 +66,7 @@ class ConsumerStage:
             if order.phase is Phase.TRAIN and loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
         if order.return_gradients:
-            pairs = zip(survivors, samples, strict=True)
+            pairs = zip(survivors, samples, strict=bool(survivors))
             used = {s.position: inputs.features for s, inputs in pairs if inputs.features is not None}
             self.pool.put_gradients([refs[position] for position in used], [*map(_gradients, used.values())])
             self.pool.flush()
@@ -86,7 +88,7 @@ class ConsumerStage:
         return UpdateReport(order.step, peak_memory_bytes())
 
     def save(self, folder: str) -> None:
-        """Write parameters and optimizer of this side (rank 0; every rank holds the same)."""
+        """Write parameters and optimizer of this side; every rank takes part."""
         if self.updater is not None:
             self.updater.save(Path(folder) / "consumer")
 

@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy
 
 from flowtrain.config.schema import Config
 from flowtrain.models.attention import ImageBlocks
-from flowtrain.models.families import block_numbers, positions_of
+from flowtrain.models.families import block_numbers, ordinary_ids, positions_of
 from flowtrain.models.features import encoder_outputs
 from flowtrain.models.half import Half, load_half
 from flowtrain.models.playback import play
@@ -53,6 +53,7 @@ class PackSample:
 class BackboneHalf(Half):
     """`one_by_one` is set by the load-time leak test where a model's layers mix tokens across samples (contract C5)."""
 
+    forward_method = "logits"
     one_by_one: bool = False
 
     @classmethod
@@ -102,6 +103,11 @@ class BackboneHalf(Half):
                 **self._borders(samples, neighbours_visible),
             )
         return output.logits[0], targets
+
+    def stand_in(self) -> PackSample:
+        """Two tokens of text of which none is trained: it adds exact zeros to loss and gradients."""
+        ids = ordinary_ids(self.model.config)[:2]
+        return PackSample(torch.tensor(ids, device=self.device), torch.full((2,), IGNORED_LABEL, device=self.device))
 
     @property
     def _loss_dtype(self) -> torch.dtype:

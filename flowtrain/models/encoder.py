@@ -29,6 +29,8 @@ class EncoderHalf(Half):
         features[0][0].shape  # (tokens, width)
     """
 
+    forward_method = "encode"
+
     @classmethod
     def load(
         cls, model_dir: Path, weights_dir: Path, config: Config, device: torch.device, dtype: torch.dtype | str

@@ -55,6 +55,12 @@ def family_of(model_type: str) -> Family:
     return FAMILIES[model_type]
 
 
+def ordinary_ids(model_config: Any) -> list[int]:
+    """Token ids to which config.json gives no meaning of their own, ascending."""
+    special = {v for key, v in model_config.to_dict().items() if key.endswith("token_id") and isinstance(v, int)}
+    return [token for token in range(model_config.get_text_config().vocab_size) if token not in special]
+
+
 def has_image_axes(model: Any) -> bool:
     """Whether rotary positions have three axes: frames, rows and columns of an image."""
     return hasattr(model.model, "get_rope_index")

@@ -29,7 +29,16 @@ from flowtrain.types import Cut, Module
 
 
 class Half(nn.Module):
-    """A whole transformers model of which only the parameters of `part` exist; the others stay on meta."""
+    """A whole transformers model of which only the parameters of `part` exist; the others stay on meta.
+
+    Attributes:
+        forward_method: the method in which every forward of this half begins.
+        is_sharded: its parameters are cut over several ranks, so that a forward, and a backward, is a collective:
+            each of them must run as many.
+    """
+
+    forward_method: str
+    is_sharded: bool = False
 
     def __init__(
         self, model: Any, family: Family, cut: Cut, part: frozenset[Module], table: dict[str, Module],

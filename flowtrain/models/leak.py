@@ -26,7 +26,7 @@ from torch import nn
 
 from flowtrain.errors import PlanError
 from flowtrain.models.backbone import BackboneHalf, PackSample
-from flowtrain.models.families import has_image_axes
+from flowtrain.models.families import has_image_axes, ordinary_ids
 from flowtrain.models.table import module_of_name
 from flowtrain.types import Cut, Module
 
@@ -148,14 +148,9 @@ def _altered(backbone: BackboneHalf, sample: PackSample, seed: int) -> PackSampl
 
 
 def _text_ids(backbone: BackboneHalf, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Ordinary tokens: none of those that config.json gives a meaning of their own."""
-    config = backbone.model.config
-    vocabulary = config.get_text_config().vocab_size
-    special = {value for key, value in config.to_dict().items() if key.endswith("token_id") and isinstance(value, int)}
-    ids = torch.randint(0, vocabulary, (count + 16 * len(special) + 16,), generator=generator)
-    plain = ids[torch.tensor([int(i) not in special for i in ids])]
-    assert len(plain) >= count, f"a vocabulary of {vocabulary} tokens has too few ordinary ones"
-    return plain[:count]
+    """Ordinary tokens, drawn at random."""
+    plain = torch.tensor(ordinary_ids(backbone.model.config))
+    return plain[torch.randint(0, len(plain), (count,), generator=generator)]
 
 
 # --- observing layers -------------------------------------------------------------------------------------------------

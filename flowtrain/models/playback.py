@@ -41,8 +41,8 @@ class Parts:
 
 def find_parts(model: nn.Module) -> Parts:
     """Raises: ConfigError where projector parameters lie both inside the encoder and behind it."""
-    encoders = _largest(model, Module.ENCODER)
-    projectors = _largest(model, Module.PROJECTOR)
+    encoders = largest(model, Module.ENCODER)
+    projectors = largest(model, Module.PROJECTOR)
     names = [name for name, _ in model.named_parameters() if module_of_name(name) is Module.PROJECTOR]
     inside = [_inside_encoder(name) for name in names]
     if any(inside) and not all(inside):
@@ -54,7 +54,7 @@ def find_parts(model: nn.Module) -> Parts:
     return Parts(tuple(m for _, m in encoders), tuple(m for _, m in projectors), all(inside))
 
 
-def _largest(model: nn.Module, module: Module) -> list[tuple[str, nn.Module]]:
+def largest(model: nn.Module, module: Module) -> list[tuple[str, nn.Module]]:
     """Modules that are called, whose parameters all belong to `module`, and that lie in no other such."""
     found: list[tuple[str, nn.Module]] = []
     for path, part in model.named_modules():

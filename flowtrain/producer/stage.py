@@ -127,7 +127,7 @@ class ProducerStage:
         return UpdateReport(order.step, peak_memory_bytes())
 
     def save(self, folder: str) -> None:
-        """Write parameters and optimizer of this side (rank 0; every rank holds the same)."""
+        """Write parameters and optimizer of this side; every rank takes part."""
         if self.updater is not None:
             self.updater.save(Path(folder) / "producer")
 

@@ -80,11 +80,11 @@ def read_state(folder: Path) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class _Pending:
-    """A checkpoint being written: the sides still at it, and the state of the controller to add."""
+    """A checkpoint being written: the ranks still at it, and the state of the controller to add."""
 
     step: int
     folder: Path
-    waiting: set[Role]
+    waiting: set[tuple[Role, int]]
     state: dict[str, Any]
     recorded: bool = False
 
@@ -102,20 +102,20 @@ class CheckpointWriter:
     def pending(self) -> bool:
         return bool(self._pending)
 
-    def begin(self, step: Step, roles: frozenset[Role]) -> Path:
+    def begin(self, step: Step, ranks: frozenset[tuple[Role, int]]) -> Path:
         """An empty folder for the stages to write to; what an earlier attempt left there is removed."""
         folder = self.root / f"step-{step.index}.tmp"
         with _disk(folder):
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
         state = {"step": step.index, "epoch": step.epoch, "composition": dict(step.state)}
-        self._pending.append(_Pending(step.index, folder, set(roles), state))
+        self._pending.append(_Pending(step.index, folder, set(ranks), state))
         self.newest = step.index
         return folder
 
-    def saved(self, role: Role) -> None:
-        """One side has written its part of the oldest checkpoint that still waits for it."""
-        next(pending for pending in self._pending if role in pending.waiting).waiting.discard(role)
+    def saved(self, role: Role, rank: int) -> None:
+        """One rank has written its part of the oldest checkpoint that still waits for it."""
+        next(pending for pending in self._pending if (role, rank) in pending.waiting).waiting.discard((role, rank))
 
     def recorded(self, step: int, extra: dict[str, Any]) -> None:
         """The record of `step` is written; `extra` is the controller's state right after it."""

@@ -224,7 +224,7 @@ class Controller:
             case "update":
                 self._updating[value.step].updated(answer.role, answer.rank, value)
             case "save":
-                self.checkpoints.saved(answer.role)
+                self.checkpoints.saved(answer.role, answer.rank)
         self._advance()
 
     # --- composition --------------------------------------------------------------------------------------------------
@@ -347,10 +347,10 @@ class Controller:
 
     def _save(self, step: Step) -> None:
         """Send a save behind the update just sent; the folder is completed when it and the record are done."""
-        roles = self.replan.reduced_roles
-        folder = self.checkpoints.begin(step, roles)
-        for role in sorted(roles):
-            self._submit(role, 0, "save", str(folder))
+        ranks = self.replan.ranks_at(step.index)
+        folder = self.checkpoints.begin(step, ranks)
+        for role, rank in sorted(ranks):
+            self._submit(role, rank, "save", str(folder))
         if step.index not in self._updating:
             self._note_recorded(step.index)
 

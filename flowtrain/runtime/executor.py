@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from flowtrain.plan import RankPlan
+from flowtrain.plan import Layout, RankPlan
 from flowtrain.types import Role
 
 
@@ -20,7 +20,7 @@ class StageSpec:
 
     Attributes:
         rank_plan: role, rank, device, threads and segment bytes.
-        world_size: ranks of its side.
+        layout: of its side; readers are copies.
         config_json: the resolved config.
         weights_dir: folder of the whole model's safetensors.
         run_dir: the run's folder.
@@ -30,7 +30,7 @@ class StageSpec:
     """
 
     rank_plan: RankPlan
-    world_size: int
+    layout: Layout
     config_json: str
     weights_dir: str
     run_dir: str

@@ -37,7 +37,7 @@ from flowtrain.config.loading import config_to_json
 from flowtrain.config.schema import Config
 from flowtrain.packing import CostModel
 from flowtrain.packing.compose import Composer
-from flowtrain.plan import Plan, RankPlan
+from flowtrain.plan import Layout, Plan, RankPlan
 from flowtrain.runtime.decisions import ReplayLog
 from flowtrain.runtime.drift_watch import DriftWatch
 from flowtrain.runtime.executor import Answer, Executor, StageSpec
@@ -266,7 +266,9 @@ class Replan:
             owner = new_owner(rank.node, taken)
             taken.append(owner)
             self.owners.append(owner)
-            spec = StageSpec(rank, after, config_json, weights_dir, str(self.run_dir), owner, spread, store)
+            spec = StageSpec(
+                rank, Layout(dp_replicate=after), config_json, weights_dir, str(self.run_dir), owner, spread, store
+            )
             calls[rank.role, rank.rank] = ("configure", spec)
         answers = caller.ask(calls)
         reports = {(rank.role, rank.rank): answers[rank.role, rank.rank] for rank in new}

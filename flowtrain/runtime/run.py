@@ -223,7 +223,8 @@ def _train(
     if not stop.requested and config.checkpoint.export:
         folder = inputs.run_dir / "export"
         aside = folder.with_suffix(".tmp")
-        controller.ask({(role, 0): ("export", str(aside)) for role in (Role.PRODUCER, Role.CONSUMER)})
+        ranks = [rank for side in (plan.producers, plan.consumers) for rank in side.ranks]
+        controller.ask({(rank.role, rank.rank): ("export", str(aside)) for rank in ranks})
         controller.ask({(Role.CONSUMER, 0): ("finish_export", str(aside), str(folder))})
         ledger.line(f"exported to {folder}")
 

@@ -13,7 +13,7 @@
 | `sample_text` | reader | one row as the model reads it, for the start-up table |
 | `restore` | all | parameters and optimizer from a checkpoint |
 | `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
-| `export` | rank 0 of a side | this side's tensors into the export folder |
+| `export` | all of a side | its tensors into the export folder, written by the first |
 | `finish_export` | consumer 0 | the parts joined into one Hugging Face folder |
 """
 
@@ -27,11 +27,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
-from flowtrain.errors import PeerError
+from flowtrain.errors import PeerError, PlanError
+from flowtrain.plan import Layout
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.runtime.nodes import LOOPBACK, Sight, interface_of, look
@@ -40,6 +41,9 @@ from flowtrain.telemetry.spans import Spans
 from flowtrain.telemetry.tables import ParameterRow
 from flowtrain.telemetry.trace import TraceFile
 from flowtrain.types import Phase, Role
+
+if TYPE_CHECKING:
+    from flowtrain.parallel.groups import Groups
 
 SPANNED = frozenset({"restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"})
 """Methods whose name is kept in the span file, so that an abort can be told from outside."""
@@ -156,9 +160,9 @@ class StageSlot:
         import torch
 
         torch.set_num_threads(rank_plan.threads)
-        group = self._join(spec, config, store) if spec.store is not None else None
+        groups = self._join(spec, config, store)
         build = self._producer if rank_plan.role is Role.PRODUCER else self._consumer
-        return build(spec, config, torch.device(rank_plan.device), group)
+        return build(spec, config, torch.device(rank_plan.device), groups)
 
     def _sample_text(self) -> str | None:
         text: str | None = self.stage.first_sample()
@@ -178,10 +182,10 @@ class StageSlot:
         assert self._spec is not None, "a stage joins others once it is built"
         store, self._store = self._store, None
         self._leave()
-        self._spec = replace(self._spec, world_size=world_size, store=store_address)
-        group = self._join(self._spec, self.stage.config, store) if store_address is not None else None
+        self._spec = replace(self._spec, layout=Layout(dp_replicate=world_size), store=store_address)
+        groups = self._join(self._spec, self.stage.config, store)
         if self.stage.updater is not None:
-            self.stage.updater.regroup(group)
+            self.stage.updater.regroup(groups)
 
     def _restore(self, folder: str, version: int) -> None:
         """Continue from a checkpoint; a side that does not train has nothing in it."""
@@ -192,9 +196,13 @@ class StageSlot:
 
     def _export(self, folder: str) -> None:
         from flowtrain.models.export import write_part
+        from flowtrain.parallel.pieces import whole_tensor
 
         half = self.stage.encoder if self.role is Role.PRODUCER else self.stage.backbone
-        write_part(half.tensors_by_name(), Path(folder), str(self.role))
+        tensors = {name: whole_tensor(tensor) for name, tensor in half.tensors_by_name().items()}
+        assert self._spec is not None
+        if self._spec.rank_plan.rank == 0:
+            write_part(tensors, Path(folder), str(self.role))
 
     def _finish_export(self, aside: str, final: str) -> None:
         """Join both sides' parts and put the folder in its place, whole."""
@@ -214,28 +222,32 @@ class StageSlot:
 
     # --- building -----------------------------------------------------------------------------------------------------
 
-    def _join(self, spec: StageSpec, config: Config, store: Any) -> Any:
+    def _join(self, spec: StageSpec, config: Config, store: Any) -> Groups:
+        """The process groups of the side; `store`: the rendezvous, where this process has opened it."""
+        import torch
         import torch.distributed as dist
 
-        assert spec.store is not None
+        from flowtrain.parallel.groups import Groups, join_groups
+
+        rank, layout = spec.rank_plan.rank, spec.layout
+        if spec.store is None:
+            return Groups(Layout(), 0)
         host, port = spec.store
         timeout = timedelta(seconds=config.run.timeout_seconds)
         os.environ["GLOO_SOCKET_IFNAME"] = interface_of(LOOPBACK if host == LOOPBACK else self.address)
         try:
             if store is None:
-                store = dist.TCPStore(host, port, spec.world_size, is_master=False, timeout=timeout)
-            dist.init_process_group(
-                "gloo", store=store, rank=spec.rank_plan.rank, world_size=spec.world_size, timeout=timeout
-            )
+                store = dist.TCPStore(host, port, layout.world_size, is_master=False, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world_size, timeout=timeout)
+            self._joined = True
+            return join_groups(layout, rank, torch.device(spec.rank_plan.device), config.run.timeout_seconds)
         except RuntimeError as error:
             raise PeerError(
-                f"{spec.rank_plan.role} {spec.rank_plan.rank} could not join the {spec.world_size} ranks of its side at"
+                f"{spec.rank_plan.role} {rank} could not join the {layout.world_size} ranks of its side at"
                 f" {host}:{port}: {error}"
             ) from error
-        self._joined = True
-        return dist.group.WORLD
 
-    def _producer(self, spec: StageSpec, config: Config, device: Any, group: Any) -> StageReport:
+    def _producer(self, spec: StageSpec, config: Config, device: Any, groups: Groups) -> StageReport:
         from flowtrain.data.images import EncoderInputs
         from flowtrain.data.measure import open_measure
         from flowtrain.data.sources import open_source
@@ -255,24 +267,36 @@ class StageSlot:
             encoder,
             pool,
             sources,
-            self._updater(encoder, spec, config, group),
+            self._updater(encoder, config, groups),
             measure.shape.features(config.cut),
         )
         return self._report(spec, config, encoder, pool.handle())
 
-    def _consumer(self, spec: StageSpec, config: Config, device: Any, group: Any) -> StageReport:
+    def _consumer(self, spec: StageSpec, config: Config, device: Any, groups: Groups) -> StageReport:
         from flowtrain.consumer.stage import ConsumerStage
         from flowtrain.models.backbone import BackboneHalf
         from flowtrain.models.leak import check_packing
 
         backbone = BackboneHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
-        check_packing(backbone)
+        self._shard(backbone, groups)
+        if check_packing(backbone) == "one-by-one" and backbone.is_sharded:
+            raise PlanError(
+                f"consumers.layout: samples of {type(backbone.model).__name__} go through the backbone one by one, and "
+                "ranks that share its parameters must run as many forwards each: use copies, such as r2"
+            )
         pool = self._pool(config, spec)
-        updater = self._updater(backbone, spec, config, group)
+        updater = self._updater(backbone, config, groups)
         self.stage = ConsumerStage(spec.rank_plan.rank, config, backbone, pool, updater, device)
         return self._report(spec, config, backbone, None)
 
-    def _updater(self, half: Any, spec: StageSpec, config: Config, group: Any) -> Any:
+    @staticmethod
+    def _shard(half: Any, groups: Groups) -> None:
+        if groups.mesh is not None:
+            from flowtrain.parallel.shard import shard
+
+            shard(half, groups.mesh["dp_shard"])
+
+    def _updater(self, half: Any, config: Config, groups: Groups) -> Any:
         from flowtrain.update.updater import Updater
 
         parameters = half.parameters_by_name()
@@ -282,8 +306,7 @@ class StageSlot:
             parameters,
             half.module_of(),
             config.train,
-            group,
-            spec.rank_plan.rank,
+            groups,
             frozenset(config.debug.faults),
             self.role,
             config.run.timeout_seconds,

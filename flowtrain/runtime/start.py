@@ -16,7 +16,7 @@ from typing import Any
 from flowtrain.config.loading import config_to_json
 from flowtrain.config.schema import Config
 from flowtrain.errors import LostProcessError
-from flowtrain.plan import Plan, RankPlan
+from flowtrain.plan import Layout, Plan, RankPlan
 from flowtrain.runtime.executor import Executor, StageSpec
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.nodes import check_seen, look
@@ -53,10 +53,10 @@ def start_stages(
     first: dict[Rank, tuple[Any, ...]] = {(rank.role, rank.rank): ("load_modules",) for rank in ranks}
     first[Role.CONSUMER, 0] = ("prepare", config_json)
     weights_dir = _ask(executor, first, timeout)[Role.CONSUMER, 0]
-    sides = {
-        Role.PRODUCER: len(plan.producers.ranks),
-        Role.CONSUMER: len(plan.consumers.ranks),
-        Role.READER: plan.readers,
+    layouts = {
+        Role.PRODUCER: plan.producers.layout,
+        Role.CONSUMER: plan.consumers.layout,
+        Role.READER: Layout(dp_replicate=plan.readers),
     }
     open_store = {
         (side.role, 0): ("open_store", len(side.ranks), timeout, len({rank.node for rank in side.ranks}) > 1)
@@ -68,7 +68,7 @@ def start_stages(
     specs = {
         (rank.role, rank.rank): StageSpec(
             rank,
-            sides[rank.role],
+            layouts[rank.role],
             config_json,
             weights_dir,
             str(run_dir),

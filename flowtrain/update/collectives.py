@@ -60,15 +60,15 @@ class Collectives:
                 tensor.copy_(total[start : start + tensor.numel()].view_as(tensor))
                 start += tensor.numel()
 
-    def from_first(self, values: Sequence[float], step: int) -> list[float]:
-        """Rank 0's values: sums over many numbers may differ in the last bit between ranks of other thread counts."""
+    def total(self, values: Sequence[float], step: int) -> list[float]:
+        """Sum of each number over the ranks, in their order, so that all ranks have the same bits."""
         if self.world_size == 1:
             return list(values)
-        shared = torch.tensor(values, dtype=torch.float64)
-        with self._telling("agreement on gradient norms", step):
-            self._wait(dist.broadcast(shared, group=self.group, group_src=0, async_op=True))
-        agreed: list[float] = shared.tolist()
-        return agreed
+        mine = torch.tensor(values, dtype=torch.float64)
+        everyone = torch.empty(self.world_size * len(values), dtype=torch.float64)
+        with self._telling("sum of gradient norms", step):
+            self._wait(dist.all_gather_into_tensor(everyone, mine, group=self.group, async_op=True))
+        return [sum(of_rank) for of_rank in everyone.view(self.world_size, -1).T.tolist()]
 
     def _sum_flat(self, flat: torch.Tensor) -> torch.Tensor:
         num = flat.numel()

@@ -24,6 +24,7 @@ from torch import nn
 
 from flowtrain.errors import ConfigError, FlowTrainError, PlanError
 from flowtrain.models.weights import write_tensors
+from flowtrain.parallel.pieces import piece_of
 from flowtrain.telemetry.files import sync, write_atomic
 
 PARAMETERS_FILE = "parameters.safetensors"
@@ -45,21 +46,15 @@ class SavedState:
 
 
 def save_side(
-    folder: Path, parameters: Mapping[str, nn.Parameter], optimizer: torch.optim.Optimizer, state: SavedState
+    folder: Path, parameters: Mapping[str, torch.Tensor], moments: Mapping[str, torch.Tensor], state: SavedState
 ) -> None:
-    """Write the whole state of one side to `folder`, replacing what is there."""
+    """Write the whole state of one side to `folder`, replacing what is there; `moments`: by MOMENT/NAME."""
     for name, parameter in parameters.items():
         if not bool(torch.isfinite(parameter).all()):
             raise FlowTrainError(
                 f"{name} holds numbers that are not finite after step {state.step}: no checkpoint is written; "
                 f"resume from an older one with a lower train.lr"
             )
-    moments = {
-        f"{moment}/{name}": optimizer.state[parameter][moment]
-        for name, parameter in parameters.items()
-        if parameter in optimizer.state
-        for moment in MOMENTS
-    }
     aside = folder.with_name(f"{folder.name}.tmp")
     shutil.rmtree(aside, ignore_errors=True)
     write_tensors(parameters, aside / PARAMETERS_FILE)
@@ -76,11 +71,18 @@ def save_side(
 def load_side(
     folder: Path,
     parameters: Mapping[str, nn.Parameter],
+    own: Mapping[str, nn.Parameter],
     optimizer: torch.optim.Optimizer,
     freeze: tuple[str, ...],
     trainable: tuple[str, ...],
 ) -> SavedState:
-    """Put the state in `folder` into `parameters` and `optimizer`; `ConfigError` when it belongs to another run."""
+    """Put the state in `folder` into what this rank holds of `parameters`, and into `optimizer`.
+
+    `own`: the pieces that the optimizer works on.
+
+    Raises:
+        ConfigError: the state belongs to another run.
+    """
     state = _read_state(folder)
     if set(state.freeze) != set(freeze):
         raise ConfigError(
@@ -97,11 +99,13 @@ def load_side(
     moments = _moments(folder / OPTIMIZER_FILE, {name: parameters[name] for name in trainable})
     with torch.no_grad():
         for name, parameter in parameters.items():
-            parameter.copy_(stored[name])
+            own[name].copy_(piece_of(stored[name], parameter))
     optimizer.state.clear()
     for name, of_name in moments.items():
         parameter = parameters[name]
-        optimizer.state[parameter] = {moment: tensor.to(parameter.device) for moment, tensor in of_name.items()}
+        optimizer.state[own[name]] = {
+            moment: piece_of(tensor, parameter).to(parameter.device, copy=True) for moment, tensor in of_name.items()
+        }
     return state
 
 

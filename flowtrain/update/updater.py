@@ -4,15 +4,18 @@
                                                                                        │
     parameters ◀─ AdamW ◀─ × clip ◀─ (dump for verify) ◀─ × scale ◀─ update ◀── UpdateOrder
 
-Invariants: after `reduce` every rank holds the same gradients, bit for bit; a parameter that no rank reached has grad
-None and is left alone (C2); after `update` no parameter has a gradient; only trainable parameters are ever changed.
+A rank holds each parameter whole, or a piece of it (`flowtrain.parallel.pieces`). AdamW works on what the rank holds:
+it goes number by number, so pieces give what the whole would. Σg² counts every piece once, whoever holds copies of it.
+
+Invariants: after `reduce` all ranks that hold the same piece hold the same gradient, bit for bit; a parameter that no
+rank reached has grad None and is left alone (C2); after `update` no parameter has a gradient; only trainable parameters
+are ever changed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,10 +23,13 @@ from torch import nn
 from flowtrain.config.schema import TrainConfig
 from flowtrain.messages import UpdateOrder
 from flowtrain.models.weights import write_tensors
+from flowtrain.parallel.groups import Groups
+from flowtrain.parallel.mesh import AXES, DATA_AXES
+from flowtrain.parallel.pieces import Axes, like_parameter, local_tensor, own_piece, split_axes, whole_tensor
 from flowtrain.types import Module, Role
 from flowtrain.update.collectives import Collectives
 from flowtrain.update.optimizer import make_optimizer
-from flowtrain.update.storage import SavedState, load_side, save_side
+from flowtrain.update.storage import MOMENTS, SavedState, load_side, save_side
 
 TIMEOUT_SECONDS = 600.0
 
@@ -34,7 +40,7 @@ class Updater:
     Args:
         parameters: all parameters of the side, by whole-model name, in the same order on every rank.
         module_of: the module of each.
-        group: process group of the side's ranks; None for one rank.
+        groups: of the side's ranks.
         faults: faults planted on purpose (`debug.faults`); those of the update are handled here.
         timeout_seconds: longest wait for one collective.
     """
@@ -44,8 +50,7 @@ class Updater:
         parameters: Mapping[str, nn.Parameter],
         module_of: Mapping[str, Module],
         train: TrainConfig,
-        group: Any,
-        rank: int,
+        groups: Groups,
         faults: frozenset[str] = frozenset(),
         role: Role = Role.CONSUMER,
         timeout_seconds: float = TIMEOUT_SECONDS,
@@ -53,64 +58,89 @@ class Updater:
         self.parameters = dict(parameters)
         self.module_of = dict(module_of)
         self.train = train
-        self.rank = rank
         self.faults = faults
         self.role = role
         self.step = 0
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
-        self.optimizer = make_optimizer(self.parameters, self.module_of, train)
+        self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
+        self.optimizer = make_optimizer(self._own, self.module_of, train)
         self.timeout_seconds = timeout_seconds
-        self.regroup(group)
+        self.regroup(groups)
 
-    def regroup(self, group: Any) -> None:
-        """Sum over the ranks of another process group from here on; None for one rank."""
-        self._collectives = Collectives(group, f"{self.role} {self.rank}", self.timeout_seconds)
+    def regroup(self, groups: Groups) -> None:
+        """Sum over the ranks of another side's groups from here on."""
+        self.groups = groups
+        self._side = self._collectives(AXES)
+        self._sums = {axes: self._collectives(axes) for axes in sorted({self._due(name) for name in self.trainable})}
+
+    def _collectives(self, axes: Axes) -> Collectives:
+        return Collectives(self.groups.over(axes), f"{self.role} {self.groups.rank}", self.timeout_seconds)
+
+    def _due(self, name: str) -> Axes:
+        """Axes over which the gradient of a parameter is still to be summed: those over which it is cut have been."""
+        split = split_axes(self.parameters[name])
+        return tuple(axis for axis in DATA_AXES if axis not in split)
 
     def reduce(self) -> dict[Module, float]:
         """Sum over ranks; returns Σg² in float64 of each module that a sample reached on any rank."""
         step = self.step + 1
         names = list(self.trainable)
-        reached = self._collectives.any([self.trainable[name].grad is not None for name in names], step)
+        reached = self._side.any([self.trainable[name].grad is not None for name in names], step)
         present = {name: self.trainable[name] for name, found in zip(names, reached, strict=True) if found}
         for parameter in present.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._collectives.sum_([_gradient(parameter) for parameter in present.values()], step)
+        for axes, collectives in self._sums.items():
+            collectives.sum_([_gradient(p) for name, p in present.items() if self._due(name) == axes], step)
         if "encoder_gradient_divided_by_producers" in self.faults:
             self._divide_encoder(present)
         square_sums: dict[Module, float] = {}
         for name, parameter in present.items():
+            copies = tuple(axis for axis in AXES if axis not in split_axes(parameter))
+            square = float(_gradient(parameter).double().square().sum()) if self.groups.counts(copies) else 0.0
             module = self.module_of[name]
-            square_sums[module] = square_sums.get(module, 0.0) + float(_gradient(parameter).double().square().sum())
-        return dict(zip(square_sums, self._collectives.from_first(list(square_sums.values()), step), strict=True))
+            square_sums[module] = square_sums.get(module, 0.0) + square
+        return dict(zip(square_sums, self._side.total(list(square_sums.values()), step), strict=True))
 
     def update(self, order: UpdateOrder) -> None:
         """Carry out one `UpdateOrder`; with `apply` False the gradients are dropped."""
         present = {name: p for name, p in self.trainable.items() if p.grad is not None}
         for parameter in present.values():
             _gradient(parameter).mul_(order.scale)
-        dump = Path(order.gradients_to) if order.gradients_to is not None and self.rank == 0 else None
-        if dump is not None:
-            gradients = {name: _gradient(parameter) for name, parameter in present.items()}
-            write_tensors(gradients, dump / f"{self.role.value}-gradients.safetensors")
+        if order.gradients_to is not None:
+            self._dump({name: p.grad for name, p in present.items()}, Path(order.gradients_to), "gradients")
         if order.apply:
             self._clip(present, order.clip)
             self._apply(order.lr)
-        if dump is not None:
-            write_tensors(self.parameters, dump / f"{self.role.value}-parameters.safetensors")
-        self.optimizer.zero_grad(set_to_none=True)
+        if order.gradients_to is not None:
+            self._dump(self.parameters, Path(order.gradients_to), "parameters")
+        for tensor in (*self.parameters.values(), *self._own.values()):
+            tensor.grad = None
         self.step = order.step
 
+    def _dump(self, tensors: Mapping[str, torch.Tensor], folder: Path, kind: str) -> None:
+        """Whole tensors into one file of this side; every rank takes part, the first one writes."""
+        whole = {name: whole_tensor(tensor) for name, tensor in tensors.items()}
+        if self.groups.rank == 0:
+            write_tensors(whole, folder / f"{self.role.value}-{kind}.safetensors")
+
     def save(self, folder: Path) -> None:
-        """Write the state of this side (rank 0; every rank holds the same)."""
-        if self.rank == 0:
-            save_side(
-                folder, self.parameters, self.optimizer, SavedState(self.step, self._freeze, tuple(self.trainable))
-            )
+        """Write the state of this side; every rank takes part, the first one writes."""
+        parameters = {name: whole_tensor(parameter) for name, parameter in self.parameters.items()}
+        moments = {
+            f"{moment}/{name}": whole_tensor(like_parameter(state[moment], self.parameters[name]))
+            for name, own in self._own.items()
+            if (state := self.optimizer.state.get(own))
+            for moment in MOMENTS
+        }
+        if self.groups.rank == 0:
+            save_side(folder, parameters, moments, SavedState(self.step, self._freeze, tuple(self.trainable)))
 
     def load(self, folder: Path) -> None:
         """Go on from `folder`: parameters, moments and step, bit for bit."""
-        self.step = load_side(folder, self.parameters, self.optimizer, self._freeze, tuple(self.trainable)).step
+        self.step = load_side(
+            folder, self.parameters, self._own, self.optimizer, self._freeze, tuple(self.trainable)
+        ).step
 
     @property
     def _freeze(self) -> tuple[str, ...]:
@@ -129,6 +159,8 @@ class Updater:
             for name, parameter in self.trainable.items():
                 if parameter.grad is None and self.module_of[name] is Module.ENCODER:
                     parameter.grad = torch.zeros_like(parameter)
+        for name, parameter in self.trainable.items():
+            self._own[name].grad = None if parameter.grad is None else _gradient(parameter)
         for group in self.optimizer.param_groups:
             group["lr"] = lr[group["module"]]
         self.optimizer.step()
@@ -136,9 +168,10 @@ class Updater:
     def _divide_encoder(self, present: Mapping[str, nn.Parameter]) -> None:
         for name, parameter in present.items():
             if self.module_of[name] is Module.ENCODER:
-                _gradient(parameter).div_(self._collectives.world_size)
+                _gradient(parameter).div_(self._side.world_size)
 
 
 def _gradient(parameter: nn.Parameter) -> torch.Tensor:
+    """The gradient of what this rank holds of a parameter."""
     assert parameter.grad is not None, "a parameter that was reached has a gradient"
-    return parameter.grad
+    return local_tensor(parameter.grad)

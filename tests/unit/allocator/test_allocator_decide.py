@@ -179,7 +179,7 @@ def written(tmp_path: Path, text: str) -> Path:
 
 
 def test_plan_file_is_obeyed(emoji: Path, tmp_path: Path, shape: ModelShape) -> None:
-    obeyed = obey(config(emoji), read_plan_file(written(tmp_path, PLAN)))
+    obeyed = obey(config(emoji), read_plan_file(written(tmp_path, PLAN)), read_shape(emoji / "model"))
     plan = make_plan(obeyed, shape, cores(8))
     assert (len(plan.producers.ranks), len(plan.consumers.ranks)) == (2, 3)
     assert plan.producers.ranks[0].threads == 1
@@ -188,7 +188,7 @@ def test_plan_file_is_obeyed(emoji: Path, tmp_path: Path, shape: ModelShape) -> 
 @pytest.mark.parametrize(
     ("text", "error", "told"),
     [
-        (PLAN.replace("r3", "f4t2"), PlanError, "plan.yaml:4:3: consumers.layout: 'f4t2' can be planned"),
+        (PLAN.replace("r3", "f4t2"), PlanError, "plan.yaml:4:3: consumers.layout: t2 can be planned and not launched"),
         (PLAN.replace("disaggregated", "mixed"), PlanError, "plan.yaml:1:1: placement: mixed"),
         (PLAN.replace("disaggregated", "colocated"), PlanError, "colocated runs have one process"),
         (PLAN.replace("layout: r2", "layouts: r2"), ConfigError, "plan.yaml:2:1: producers: a plan says the layout"),
@@ -202,14 +202,14 @@ def test_plan_file_that_cannot_be_obeyed(
     emoji: Path, tmp_path: Path, text: str, error: type[Exception], told: str
 ) -> None:
     with pytest.raises(error, match=told.replace("'", ".").replace("[", r"\[")):
-        obey(config(emoji), read_plan_file(written(tmp_path, text)))
+        obey(config(emoji), read_plan_file(written(tmp_path, text)), read_shape(emoji / "model"))
 
 
 def test_plan_file_and_config_must_agree(emoji: Path, tmp_path: Path) -> None:
     plan = read_plan_file(written(tmp_path, PLAN))
     with pytest.raises(PlanError, match=r"plan\.yaml:2:13: producers\.layout: the plan says r2 and the config r1"):
-        obey(config(emoji, producers={"num": 1}), plan)
+        obey(config(emoji, producers={"num": 1}), plan, read_shape(emoji / "model"))
     with pytest.raises(PlanError, match=r"plan\.yaml:2:25: producers\.threads: the plan says 1 and the config 2"):
-        obey(config(emoji, producers={"threads": 2}), plan)
+        obey(config(emoji, producers={"threads": 2}), plan, read_shape(emoji / "model"))
     with pytest.raises(PlanError, match=r"plan\.yaml:1:1: placement"):
-        obey(config(emoji, allocation={"placement": "colocated"}), plan)
+        obey(config(emoji, allocation={"placement": "colocated"}), plan, read_shape(emoji / "model"))

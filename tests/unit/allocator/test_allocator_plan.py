@@ -18,15 +18,17 @@ from flowtrain.allocator import (
     pool_room,
     room,
 )
-from flowtrain.allocator.layout import layout_text, parse_layout
+from flowtrain.allocator.layout import check_layout, parse_layout
 from flowtrain.allocator.room import BLOCK_HEADER_BYTES, largest_block_bytes
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
-from flowtrain.plan import Layout, Plan
+from flowtrain.plan import Layout, Plan, layout_text
 from flowtrain.pool import arena
 from flowtrain.pool.arena import RingArena
 from flowtrain.pool.block import HEADER_BYTES
 from flowtrain.shapes import ModelShape, read_shape
+from flowtrain.shapes.text import MoeShape
+from flowtrain.types import Role
 
 GIB = 2**30
 TWO_CORES = Inventory(cpus=2, gpus=0, memory_bytes=8 * GIB, shm_bytes=GIB)
@@ -158,11 +160,40 @@ def test_header_is_the_pools() -> None:
 def test_layouts() -> None:
     assert parse_layout("r3", "producers.layout") == Layout(dp_replicate=3)
     assert layout_text(Layout(dp_replicate=2, cp=4)) == "r2c4"
-    with pytest.raises(PlanError, match=r"consumers.layout is 'r2t2': only dp_replicate is supported by this release"):
-        parse_layout("r2t2", "consumers.layout")
+    assert layout_text(Layout(dp_shard=2)) == "f2"
+    assert layout_text(Layout()) == "r1"
     for wrong in ("", "x2", "r0", "r2r2", "2", "r"):
         with pytest.raises(PlanError, match="is no layout"):
             parse_layout(wrong, "consumers.layout")
+
+
+@pytest.mark.parametrize(
+    ("role", "text", "sentence"),
+    [
+        (Role.CONSUMER, "t3", "t3 divides 4 attention heads of the backbone by 3"),
+        (Role.CONSUMER, "t2c3", "t2c3 divides 4 attention heads of the backbone by 6"),
+        (Role.CONSUMER, "p5", "p5 cuts 4 layers of the backbone into 5 stages"),
+        (Role.CONSUMER, "f3e3", "e3 divides 4 experts of the backbone by 3"),
+        (Role.CONSUMER, "e4", "e4 borrows its ranks from f1 and c1, which are 1"),
+        (Role.CONSUMER, "r2t2", "t2 can be planned and not launched yet: the backbone runs with r and f"),
+        (Role.PRODUCER, "t3", "t3 divides 4 attention heads of the encoder by 3"),
+        (Role.PRODUCER, "p2", "an encoder is cut by r, f and t only"),
+    ],
+)
+def test_what_does_not_divide_is_refused_with_the_numbers(
+    shape: ModelShape, role: Role, text: str, sentence: str
+) -> None:
+    experts = MoeShape(experts=4, top_k=2, expert_width=8, layers=(0,))
+    four = replace(shape, text=replace(shape.text, heads=4, kv_heads=2, layers=4, moe=experts))
+    four = replace(four, encoders=(replace(shape.vision, heads=4),))
+    with pytest.raises(PlanError, match=f"^x.layout: {sentence}"):
+        check_layout(parse_layout(text, "x.layout"), role, four, "x.layout")
+
+
+def test_sharded_copies_are_planned_for_the_backbone(emoji: Path, shape: ModelShape) -> None:
+    plan = make_plan(config(emoji, consumers={"layout": "r2f2"}), shape, TWO_CORES)
+    assert plan.consumers.layout == Layout(dp_replicate=2, dp_shard=2)
+    assert len(plan.consumers.ranks) == 4
 
 
 def test_plan_survives_plain_data_and_is_told(emoji: Path, shape: ModelShape) -> None:

@@ -84,7 +84,10 @@ def test_a_small_config_has_defaults_and_absolute_paths(write: Write, tmp_path: 
         ("pool: {bytes: 64Mib/s}", ":3:8: pool.bytes: expected a number of bytes such as 67108864, 64MiB or 2GB"),
         ("pool: {bytes: 0MiB}", ":3:8: pool.bytes: must be more than 0"),
         ("producers: {num: 2, layout: r2}", ":3:13: producers.num: give only one of `num` and `layout`"),
-        ("producers: {layout: t2}", ":3:13: producers.layout: `layout` is 't2': only data-parallel copies"),
+        (
+            "producers: {layout: x2}",
+            ":3:13: producers.layout: `layout`: 'x2' is no layout",
+        ),
         ("train: {max_steps: 1, epochs: 1}", ":3:9: train.max_steps: give only one of"),
         ("train: {warmup_steps: 1, warmup_ratio: 0.1}", ":3:9: train.warmup_steps: give only one of"),
         ("packing: {on_long_row: own_pack}", "`packing.on_long_row` own_pack needs `data.max_seq_len`"),

@@ -7,7 +7,7 @@ from flowtrain.errors import ConfigError, PlanError
 from flowtrain.runtime.checkpoints import CheckpointWriter, newest_complete, read_state
 from flowtrain.types import Phase, Role, Step
 
-BOTH = frozenset({Role.PRODUCER, Role.CONSUMER})
+BOTH = frozenset({(Role.PRODUCER, 0), (Role.CONSUMER, 0), (Role.CONSUMER, 1)})
 
 
 def step(index: int) -> Step:
@@ -16,23 +16,24 @@ def step(index: int) -> Step:
 
 def write(writer: CheckpointWriter, index: int) -> Path:
     folder = writer.begin(step(index), BOTH)
-    for role in BOTH:
-        (folder / role).mkdir()
+    for role, rank in BOTH:
+        (folder / role).mkdir(exist_ok=True)
         (folder / role / "parameters.safetensors").write_bytes(b"x" * index)
-        writer.saved(role)
+        writer.saved(role, rank)
     writer.recorded(index, {"totals": {"steps": index}})
     [final] = writer.complete()
     return final
 
 
-def test_checkpoint_is_complete_only_after_both_sides_and_its_record(tmp_path: Path) -> None:
+def test_checkpoint_is_complete_only_after_every_rank_and_its_record(tmp_path: Path) -> None:
     writer = CheckpointWriter(tmp_path, keep=2)
     writer.begin(step(3), BOTH)
-    writer.saved(Role.PRODUCER)
+    writer.saved(Role.PRODUCER, 0)
+    writer.saved(Role.CONSUMER, 1)
     writer.recorded(3, {})
     assert writer.complete() == []
     assert newest_complete(tmp_path).folder is None
-    writer.saved(Role.CONSUMER)
+    writer.saved(Role.CONSUMER, 0)
     assert [folder.name for folder in writer.complete()] == ["step-3"]
     assert not writer.pending
 

@@ -17,6 +17,8 @@ from hypothesis import strategies as st
 from update_reference import MODULE_OF, TRAIN, give_gradients, gradient, make_parameters, order
 
 from flowtrain.errors import PeerError
+from flowtrain.parallel.groups import join_groups
+from flowtrain.plan import Layout
 from flowtrain.types import Module
 from flowtrain.update import collectives
 from flowtrain.update.collectives import buckets
@@ -48,9 +50,8 @@ def _rank_main(rank: int, world_size: int, folder: str, faults: tuple[str, ...])
     collectives.BUCKET_BYTES = 64
     store = dist.FileStore(f"{folder}/store", world_size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
-    updater = Updater(
-        make_parameters(), MODULE_OF, TRAIN, dist.group.WORLD, rank, frozenset(faults), timeout_seconds=30
-    )
+    groups = join_groups(Layout(dp_replicate=world_size), rank, torch.device("cpu"), 30)
+    updater = Updater(make_parameters(), MODULE_OF, TRAIN, groups, frozenset(faults), timeout_seconds=30)
     result: dict[str, Any] = {"sums": [], "gradients": []}
     for step in range(1, 4):
         give_gradients(updater.parameters, step, rank, _left_out(step, rank))
@@ -113,7 +114,8 @@ def _alone_main(rank: int, folder: str) -> None:
         # Joined, and then never takes part: it waits for the other to give up.
         store.wait(["told"], timedelta(seconds=20))
         return
-    updater = Updater(make_parameters(), MODULE_OF, TRAIN, dist.group.WORLD, rank, timeout_seconds=1)
+    groups = join_groups(Layout(dp_replicate=2), rank, torch.device("cpu"), 20)
+    updater = Updater(make_parameters(), MODULE_OF, TRAIN, groups, timeout_seconds=1)
     try:
         updater.reduce()
     except PeerError as error:

@@ -130,7 +130,9 @@ def test_numbers_that_are_not_finite_are_not_saved(tmp_path: Path) -> None:
 def test_ranks_other_than_the_first_write_nothing(tmp_path: Path) -> None:
     from update_reference import MODULE_OF, make_parameters
 
+    from flowtrain.parallel.groups import Groups
+    from flowtrain.plan import Layout
     from flowtrain.update.updater import Updater
 
-    Updater(make_parameters(), MODULE_OF, TRAIN, None, 1).save(tmp_path / "side")
+    Updater(make_parameters(), MODULE_OF, TRAIN, Groups(Layout(), 1)).save(tmp_path / "side")
     assert list(tmp_path.iterdir()) == []

@@ -21,6 +21,8 @@ from update_reference import (
 )
 
 from flowtrain.config.schema import TrainConfig
+from flowtrain.parallel.groups import Groups
+from flowtrain.plan import Layout
 from flowtrain.types import Module, Role
 from flowtrain.update.optimizer import decays
 from flowtrain.update.peak import peak_memory_bytes
@@ -141,7 +143,7 @@ def test_decay_exclusions(name: str, shape: tuple[int, ...], expected: bool) -> 
 
 
 def test_dump_holds_scaled_unclipped_gradients_and_the_new_parameters(tmp_path: Path) -> None:
-    updater = Updater(make_parameters(), MODULE_OF, TRAIN, None, 0, frozenset(), Role.PRODUCER)
+    updater = Updater(make_parameters(), MODULE_OF, TRAIN, Groups(Layout(), 0), frozenset(), Role.PRODUCER)
     give_gradients(updater.parameters, 1, left_out=frozenset({Module.BACKBONE}))
     updater.reduce()
     updater.update(order(1, clip=0.125, gradients_to=str(tmp_path / "step-1")))
@@ -155,7 +157,7 @@ def test_dump_holds_scaled_unclipped_gradients_and_the_new_parameters(tmp_path: 
 
 
 def test_only_the_first_rank_dumps(tmp_path: Path) -> None:
-    updater = Updater(make_parameters(), MODULE_OF, TRAIN, None, 1)
+    updater = Updater(make_parameters(), MODULE_OF, TRAIN, Groups(Layout(), 1))
     give_gradients(updater.parameters, 1)
     updater.update(order(1, gradients_to=str(tmp_path)))
     assert list(tmp_path.iterdir()) == []
@@ -176,7 +178,7 @@ def test_a_planted_fault_changes_one_module_only(fault: str, changed: Module) ->
 def test_moments_follow_the_parameter_and_bias_stays_without_decay() -> None:
     parameters = {"a.weight": nn.Parameter(torch.ones(2, 2)), "a.bias": nn.Parameter(torch.ones(2))}
     modules = dict.fromkeys(parameters, Module.BACKBONE)
-    updater = Updater(parameters, modules, TrainConfig(weight_decay=0.5, lr=0.1), None, 0)
+    updater = Updater(parameters, modules, TrainConfig(weight_decay=0.5, lr=0.1), Groups(Layout(), 0))
     for parameter in parameters.values():
         parameter.grad = torch.zeros_like(parameter)
     updater.update(order(1, clip=1.0))

@@ -7,6 +7,8 @@ from torch import nn
 
 from flowtrain.config.schema import TrainConfig
 from flowtrain.messages import UpdateOrder
+from flowtrain.parallel.groups import Groups
+from flowtrain.plan import Layout
 from flowtrain.types import Module
 from flowtrain.update.updater import Updater
 
@@ -46,7 +48,7 @@ def make_updater(
     train: TrainConfig = TRAIN, dtype: torch.dtype = torch.float32, faults: frozenset[str] = frozenset()
 ) -> Updater:
     parameters = make_parameters(dtype, frozenset(Module(name) for name in train.freeze))
-    return Updater(parameters, MODULE_OF, train, None, 0, faults)
+    return Updater(parameters, MODULE_OF, train, Groups(Layout(), 0), faults)
 
 
 def gradient(name: str, step: int, rank: int, dtype: torch.dtype) -> torch.Tensor:

@@ -1,0 +1,77 @@
+"""The process groups of a side, as one rank sees them: one for each axis, one for the data-parallel ranks, one for all.
+
+Every rank makes every group, in the same order, because making one is itself a collective. Each has the run's time-out:
+torch would give them half an hour (C9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from flowtrain.parallel.mesh import AXES, DATA_AXES, Axis, coordinates, degrees, lines
+from flowtrain.plan import Layout
+
+Axes = tuple[Axis, ...]
+
+
+@dataclass(frozen=True)
+class Groups:
+    """`by_axes`: axes → the group of the ranks that differ from this one on them only; where that is one rank, None.
+
+    `mesh`: a mesh with a named dim for every axis of more than one rank; None where the layout needs no pieces.
+    """
+
+    layout: Layout
+    rank: int
+    by_axes: Mapping[Axes, Any] = field(default_factory=dict)
+    mesh: DeviceMesh | None = None
+
+    def over(self, axes: Axes) -> Any:
+        """The group over these axes, None for one rank."""
+        wide = tuple(axis for axis in axes if degrees(self.layout)[axis] > 1)
+        return self.by_axes[wide] if wide else None
+
+    @property
+    def whole(self) -> Any:
+        """The group of the side."""
+        return self.over(AXES)
+
+    def counts(self, axes: Axes) -> bool:
+        """Whether this rank speaks for those that hold the same: it is the first of them on all of `axes`."""
+        place = coordinates(self.layout, self.rank)
+        return all(place[axis] == 0 for axis in axes)
+
+
+def join_groups(layout: Layout, rank: int, device: torch.device, timeout_seconds: float) -> Groups:
+    """The groups of a side whose default group is up; the same call on every rank."""
+    wide: Axes = tuple(axis for axis, degree in degrees(layout).items() if degree > 1)
+    data: Axes = tuple(axis for axis in wide if axis in DATA_AXES)
+    by_axes = {}
+    for axes in dict.fromkeys((*((axis,) for axis in wide), data, wide)):
+        if axes:
+            by_axes[axes] = _group(lines(layout, axes), rank, layout.world_size, timedelta(seconds=timeout_seconds))
+    needs_mesh = layout.world_size > layout.dp_replicate
+    return Groups(layout, rank, by_axes, _mesh(layout, wide, by_axes, device) if needs_mesh else None)
+
+
+def _group(sets: list[tuple[int, ...]], rank: int, world_size: int, timeout: timedelta) -> Any:
+    mine = None
+    for ranks in sets:
+        group = dist.group.WORLD if len(ranks) == world_size else dist.new_group(list(ranks), timeout=timeout)
+        mine = group if rank in ranks else mine
+    return mine
+
+
+def _mesh(layout: Layout, wide: Axes, by_axes: Mapping[Axes, Any], device: torch.device) -> DeviceMesh:
+    sizes = [degrees(layout)[axis] for axis in wide]
+    ranks = torch.arange(layout.world_size).view(sizes)
+    groups = [by_axes[axis,] for axis in wide]
+    group = groups[0] if len(groups) == 1 else groups
+    return DeviceMesh.from_group(group, device.type, mesh=ranks if len(groups) > 1 else None, mesh_dim_names=wide)
