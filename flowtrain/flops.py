@@ -39,6 +39,9 @@ class StepFlops(NamedTuple):
     def total(self) -> float:
         return self.encoder + self.projector + self.backbone
 
+    def of(self, module: Module) -> float:
+        return {Module.ENCODER: self.encoder, Module.PROJECTOR: self.projector, Module.BACKBONE: self.backbone}[module]
+
 
 def encoder_flops(encoder: EncoderShape, image_patches: Sequence[int]) -> float:
     """Forward FLOPs of one encoder; one entry per image, or clip."""
@@ -87,11 +90,12 @@ def backbone_flops(text: TextShape, lengths: Sequence[int], head_tokens: int | N
     return BackboneFlops(linear, attention, 2.0 * text.head_weights * (tokens if head_tokens is None else head_tokens))
 
 
-def palm_flops(text: TextShape, length: int) -> float:
-    """Training FLOPs of one token by the PaLM paper's formula (arXiv 2204.02311, appendix B), 6N + 12·L·H·Q·T: every
-    token predicts, the full square attends. For comparison with figures that use it; no metric of ours does."""
-    weights = text.token_weights + text.head_weights
-    return 6.0 * weights + 12.0 * text.attention_layers * text.attention_width * length
+def palm_flops(text: TextShape, lengths: Sequence[int]) -> float:
+    """Training FLOPs of the backbone by the PaLM paper's formula (arXiv 2204.02311, appendix B): 6N + 12·L·H·Q·T for
+    a token of a sample of T. All weights train, all tokens predict, the full square attends; for comparison only."""
+    weights = 6.0 * (text.token_weights + text.head_weights)
+    attention = 12.0 * text.attention_layers * text.attention_width
+    return sum((weights + attention * length) * length for length in lengths)
 
 
 def step_flops(shape: ModelShape, samples: Iterable[SampleMeta], frozen: frozenset[Module]) -> StepFlops:

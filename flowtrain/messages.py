@@ -148,7 +148,9 @@ class UpdateOrder:
 
 @dataclass(frozen=True, slots=True)
 class UpdateReport:
-    """The update is made; `max_memory_bytes`: the most that the process has held so far."""
+    """The update is made; `max_memory_bytes`: the most that the process has held so far; `waited`: idle between its
+    report of the norms and the update."""
 
     step: int
     max_memory_bytes: int
+    waited: float = 0.0

@@ -2,7 +2,7 @@
 
 | figure | of |
 |---|---|
-| `peak_flops` | dense, by compute dtype; on `cpu` of one core |
+| `peak_flops` | dense, by compute dtype; float32 without TF32; on `cpu` of one core |
 | `memory_bytes`, `memory_bandwidth` | one device; on `cpu` a core's share of a usual machine |
 | `link_bandwidth` | between devices of a node: NVLink, xGMI, HCCS, PCIe, or memory copies |
 | `network_bandwidth` | between nodes, a device |
@@ -71,22 +71,31 @@ class NodeType:
 
 
 def _gpu(
-    name: str, gigabytes: float, hbm_tera: float, bf16: float, fp32: float, link: float, net: float, source: str
+    name: str, gigabytes: float, hbm_tera: float, peaks: tuple[float, ...], link: float, net: float, source: str
 ) -> NodeType:
-    peaks = {"bfloat16": bf16 * TERA, "float32": fp32 * TERA}
-    return NodeType(name, 8, gigabytes * GIGA, hbm_tera * TERA, peaks, link * GIGA, net * GIGA, source)
+    """`peaks`: TFLOP/s of bfloat16, float32 and, where it is known, float64."""
+    by_dtype = {dtype: peak * TERA for dtype, peak in zip(("bfloat16", "float32", "float64"), peaks, strict=False)}
+    return NodeType(name, 8, gigabytes * GIGA, hbm_tera * TERA, by_dtype, link * GIGA, net * GIGA, source)
 
 
 HARDWARE: dict[str, NodeType] = {
     node.name: node
     for node in (
-        _gpu("a100", 80, 2.039, 312, 19.5, 300, 25, "NVIDIA A100 80 GB SXM data sheet; 200 Gb/s a device"),
-        _gpu("h100", 80, 3.35, 989.4, 66.9, 450, 50, "NVIDIA H100 SXM data sheet; 400 Gb/s a device"),
-        _gpu("h200", 141, 4.8, 989.4, 66.9, 450, 50, "NVIDIA H200 SXM data sheet; 400 Gb/s a device"),
-        _gpu("b200", 180, 7.7, 2250, 75, 900, 50, "NVIDIA DGX B200 data sheet; 400 Gb/s a device"),
-        _gpu("mi300x", 192, 5.3, 1307.4, 163.4, 448, 50, "AMD Instinct MI300X data sheet, seven xGMI links; 400 Gb/s"),
-        _gpu("l40s", 48, 0.864, 362, 91.6, 32, 12.5, "NVIDIA L40S data sheet, PCIe 4.0 x16; 100 Gb/s a device"),
-        _gpu("ascend910b", 64, 1.6, 320, 80, 196, 25, "public descriptions of Atlas 800T A2, unconfirmed; 200 Gb/s"),
+        _gpu("a100", 80, 2.039, (312, 19.5, 19.5), 300, 25, "NVIDIA A100 80 GB SXM data sheet; 200 Gb/s a device"),
+        _gpu("a800", 80, 2.039, (312, 19.5, 19.5), 200, 25, "NVIDIA A800 80 GB SXM data sheet; 200 Gb/s a device"),
+        _gpu("h100", 80, 3.35, (989.4, 66.9, 66.9), 450, 50, "NVIDIA H100 SXM data sheet; 400 Gb/s a device"),
+        _gpu("h100-nvl", 94, 3.9, (835, 60, 60), 300, 25, "NVIDIA H100 NVL data sheet, pairs by NVLink; 200 Gb/s"),
+        _gpu("h100-pcie", 80, 2.0, (756, 51.2, 51.2), 64, 25, "NVIDIA H100 PCIe data sheet, PCIe 5.0 x16; 200 Gb/s"),
+        _gpu("h20", 96, 4.0, (148, 44), 450, 50, "NVIDIA H20 data sheet; 400 Gb/s a device"),
+        _gpu("h200", 141, 4.8, (989.4, 66.9, 66.9), 450, 50, "NVIDIA H200 SXM data sheet; 400 Gb/s a device"),
+        _gpu("b200", 180, 7.7, (2250, 75, 37), 900, 50, "NVIDIA DGX B200 data sheet; 400 Gb/s a device"),
+        _gpu("gb200", 186, 8.0, (2500, 80, 40), 900, 50, "NVIDIA GB200 NVL72 data sheet; 400 Gb/s a device"),
+        _gpu("mi300x", 192, 5.3, (1307.4, 163.4, 163.4), 448, 50, "AMD Instinct MI300X data sheet, seven xGMI links"),
+        _gpu("l40s", 48, 0.864, (362, 91.6), 32, 12.5, "NVIDIA L40S data sheet, PCIe 4.0 x16; 100 Gb/s a device"),
+        _gpu("l4", 24, 0.3, (121, 30.3), 32, 12.5, "NVIDIA L4 data sheet, PCIe 4.0 x16; 100 Gb/s a device"),
+        _gpu("a10", 24, 0.6, (125, 31.2), 32, 12.5, "NVIDIA A10 data sheet, PCIe 4.0 x16; 100 Gb/s a device"),
+        _gpu("a10g", 24, 0.6, (70, 35), 32, 12.5, "NVIDIA A10G data sheet, PCIe 4.0 x16; 100 Gb/s a device"),
+        _gpu("ascend910b", 64, 1.6, (320, 80), 196, 25, "public descriptions of Atlas 800T A2, unconfirmed; 200 Gb/s"),
         NodeType(
             "cpu",
             devices=16,
@@ -105,11 +114,18 @@ HARDWARE: dict[str, NodeType] = {
 
 def node_type(name: str) -> NodeType:
     """A row of the table, by its name or by the name that a driver gives (`NVIDIA H100 80GB HBM3`)."""
-    wanted = name.lower().replace(" ", "")
+    words = _words(name)
     for known in sorted(HARDWARE, key=len, reverse=True):
-        if known == wanted or (known != "cpu" and known in wanted):
+        wanted = _words(known)
+        if any(words[at : at + len(wanted)] == wanted for at in range(len(words))) and (
+            known != "cpu" or len(words) == 1
+        ):
             return HARDWARE[known]
     raise PlanError(f"no device is known as {name!r}: choose one of {', '.join(HARDWARE)}")
+
+
+def _words(name: str) -> list[str]:
+    return name.lower().replace("-", " ").split()
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,6 +247,13 @@ class CheckpointConfig(Section):
 
 class TelemetryConfig(Section):
     progress: Literal["auto", "rich", "plain", "off"] = Field("auto", description="`auto`: rich on a terminal.")
+    sinks: tuple[Literal["prometheus", "tensorboard", "wandb", "ray"], ...] = Field(
+        (), description="Where metrics go beside metrics.jsonl; `ray`: the metrics agent of `cluster.address`."
+    )
+    prometheus_host: str = Field("127.0.0.1", description="Address of this machine that the prometheus sink is on.")
+    prometheus_port: int = Field(9400, ge=0, le=65535, description="Port of the prometheus sink; 0: a free one.")
+    wandb_project: str = Field("flowtrain", description="Project of the wandb sink.")
+    wandb_mode: Literal["online", "offline"] = Field("online", description="`offline`: kept in RUN_DIR/wandb.")
 
 
 class ClusterConfig(Section):
@@ -368,6 +375,10 @@ class Config(Section):
         for name, side in (("producers", self.producers), ("consumers", self.consumers)):
             if side.node and self.cluster.address is None:
                 raise ValueError(f"`{name}.node` is {side.node} and the run has one node: give `cluster.address`")
+        if "ray" in self.telemetry.sinks and self.cluster.address is None:
+            raise ValueError(
+                "`telemetry.sinks` ray is for a running cluster: give `cluster.address`, or use prometheus"
+            )
         if self.train.eval_every is not None and self.data.eval is None:
             raise ValueError("`train.eval_every` asks for evaluation losses: give `data.eval`, or leave it out")
         return self

@@ -79,13 +79,16 @@ class ConsumerStage:
 
     def reduce(self, order: ReduceOrder) -> ReduceReport:
         assert self.updater is not None, "nothing trains on the consumer side"
-        return ReduceReport(order.step, self.updater.reduce())
+        report = ReduceReport(order.step, self.updater.reduce())
+        self._idle_since = time.perf_counter()
+        return report
 
     def update(self, order: UpdateOrder) -> UpdateReport:
         assert self.updater is not None, "nothing trains on the consumer side"
+        waited = time.perf_counter() - self._idle_since
         self.updater.update(order)
         self._idle_since = time.perf_counter()
-        return UpdateReport(order.step, peak_memory_bytes())
+        return UpdateReport(order.step, peak_memory_bytes(), waited)
 
     def save(self, folder: str) -> None:
         """Write parameters and optimizer of this side; every rank takes part."""

@@ -299,8 +299,7 @@ class Controller:
         for index, end in sorted(self._updating.items()):
             if not end.done or not self._may_record(index):
                 break
-            most_bytes = max(report.max_memory_bytes for report in end.updates.values())
-            self.ledger.record(index, most_bytes, self.replan.recorded(index, self))
+            self.ledger.record(index, end.updates, self.replan.recorded(index, self))
             del self._updating[index]
             self._note_recorded(index)
             self.costs.recorded(index)

@@ -9,40 +9,37 @@ Everything is added when it happens and written when the step's record is due, i
 from __future__ import annotations
 
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean, median
 from typing import Any
 
 from flowtrain.allocator.drift import Proposal
 from flowtrain.config.schema import Config
 from flowtrain.errors import EXIT_DONE
-from flowtrain.flops import step_flops
-from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned
-from flowtrain.packing.cost import CostModel
+from flowtrain.flops import palm_flops, step_flops
+from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned, UpdateReport
 from flowtrain.packing.fit import Fitted
 from flowtrain.plan import Plan
 from flowtrain.runtime.decisions import Choice, unit_of
+from flowtrain.runtime.pace import Pace
 from flowtrain.runtime.stages import StageReport
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import ModelShape
 from flowtrain.telemetry.console import Progress, format_seconds
 from flowtrain.telemetry.fatal import exit_code_of
-from flowtrain.telemetry.metrics import StepMetrics
 from flowtrain.telemetry.mfu import Fleet
+from flowtrain.telemetry.registry import Metric
 from flowtrain.telemetry.run_files import RunFiles
+from flowtrain.telemetry.sinks import Sink
+from flowtrain.telemetry.step_metrics import StepMetrics
 from flowtrain.telemetry.tables import startup_tables
 from flowtrain.telemetry.totals import Totals
 from flowtrain.types import Module, Pack, Phase, Role, SkippedRow, Step
 
 NAMED_IDS = 3
 """Skipped rows named for each reason at the end of a run; summary.json names more."""
-
-
-PACE_PACKS = 64
-"""Packs from which the pace of the next ones is taken."""
 
 
 @dataclass(slots=True)
@@ -80,7 +77,8 @@ class StepBook:
 
 
 class Ledger:
-    """`state`: the checkpoint's, to count on from; `total`: steps of the whole run."""
+    """`state`: the checkpoint's, to count on from; `total`: steps of the whole run; `sinks`: those that take records
+    beside metrics.jsonl and the progress line."""
 
     def __init__(
         self,
@@ -90,6 +88,7 @@ class Ledger:
         files: RunFiles,
         state: Mapping[str, Any] | None,
         total: int,
+        sinks: Sequence[Sink] = (),
     ) -> None:
         self.config = config
         self.shape = shape
@@ -97,6 +96,8 @@ class Ledger:
         self.files = files
         self.totals = Totals.from_state(state["totals"]) if state else Totals()
         self.progress = Progress(config.telemetry.progress, total)
+        self._sinks: tuple[Sink, ...] = (files.metrics, self.progress, *sinks)
+        self._telemetry_seconds: float | None = None
         self.fleet: Fleet | None = None
         self._rest: tuple[SkippedRow, ...] = ()
         self._books: dict[int, StepBook] = {}
@@ -220,10 +221,13 @@ class Ledger:
             self._books[index].eval_loss = loss
         self.line(f"step {index}: evaluation loss {loss:.4f}")
 
-    def record(self, index: int, max_memory_bytes: int, of_plan: dict[str, Any] | None = None) -> None:
+    def record(
+        self, index: int, updates: Mapping[tuple[Role, int], UpdateReport], of_plan: Mapping[Metric, Any]
+    ) -> None:
         """Write what one step did; called once a step, in order. `of_plan`: what is to be said of the plan."""
         book = self._books.pop(index)
-        metrics = self._metrics(book, max_memory_bytes)
+        start = time.thread_time()
+        metrics = self._metrics(book, updates, of_plan)
         if self.config.run.trace_samples:
             for pack in book.step.packs:
                 ids = [sample.id for sample in pack.samples if sample.position not in book.bad]
@@ -236,10 +240,10 @@ class Ledger:
             if pack.tokens > self.config.packing.max_tokens:
                 self._own_pack(pack)
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
-        self.totals.step(metrics)
-        record = metrics.to_record() | (of_plan or {})
-        self.files.metrics(record)
-        self.progress.step(record)
+        record = self.totals.step(metrics)
+        for sink in self._sinks:
+            sink.write(record)
+        self._telemetry_seconds = time.thread_time() - start
 
     def saved(self, folder: Path) -> None:
         self.line(f"checkpoint {folder}")
@@ -308,7 +312,9 @@ class Ledger:
             )
         self.totals.own_pack(row.id)
 
-    def _metrics(self, book: StepBook, max_memory_bytes: int) -> StepMetrics:
+    def _metrics(
+        self, book: StepBook, updates: Mapping[tuple[Role, int], UpdateReport], of_plan: Mapping[Metric, Any]
+    ) -> StepMetrics:
         step, result = book.step, book.result
         assert result is not None, f"step {step.index} is recorded before its update"
         survivors = [sample for sample in step.samples if sample.position not in book.bad]
@@ -318,6 +324,7 @@ class Ledger:
         whole = [pack for pack in step.packs if pack.cost and not any(s.position in book.bad for s in pack.samples)]
         times = [(pack.cost, book.pack_seconds[pack.slot, pack.rank]) for pack in whole]
         producers = range(len(self.plan.producers.ranks))
+        waiting = Role.CONSUMER if self.config.trainable_encoder else None
         return StepMetrics(
             step=step.index,
             epoch=step.epoch,
@@ -333,6 +340,7 @@ class Ledger:
             num_packs=len(step.packs),
             capacity_tokens=len(step.packs) * self.config.packing.max_tokens,
             starvation=book.starvation,
+            gradient_wait={rank: report.waited for (role, rank), report in updates.items() if role is waiting},
             stall=book.stall,
             producer_seconds={rank: book.producer_seconds.get(rank, 0.0) for rank in producers},
             consumer_seconds=book.consumer_seconds,
@@ -344,34 +352,18 @@ class Ledger:
             pool_written=book.pool_written,
             pool_read=book.pool_read,
             pool_seconds=book.pool_seconds,
-            pool_pinned_bytes=sum(book.pool_pinned.values()),
+            pool_pinned=book.pool_pinned,
             pool_occupancy=book.occupancy,
-            max_memory_bytes=max_memory_bytes,
+            max_memory_bytes=max(report.max_memory_bytes for report in updates.values()),
             flops=step_flops(self.shape, survivors, self.config.frozen),
+            palm_flops=palm_flops(self.shape.text, [sample.tokens for sample in survivors]),
             fleet=self.fleet,
             eval_loss=book.eval_loss,
             num_skipped=len(book.skipped) + len(book.bad),
+            telemetry_seconds=self._telemetry_seconds,
             applied=result.applied,
+            of_plan=of_plan,
         )
-
-
-class Pace:
-    """Seconds for one unit of predicted cost: a fitted model's own, else the middle one of what earlier packs took."""
-
-    def __init__(self) -> None:
-        self._ratios: deque[float] = deque(maxlen=PACE_PACKS)
-        self._of: CostModel | None = None
-
-    def error(self, choice: Choice, times: Sequence[tuple[int, float]]) -> float | None:
-        """Mean relative error of the predicted times of a step's (cost, seconds); None while there is no pace yet."""
-        if choice.cost != self._of:
-            self._ratios.clear()
-            self._of = choice.cost
-        pace = choice.cost.real(1) if choice.source == "fitted" else median(self._ratios) if self._ratios else None
-        self._ratios.extend(seconds / cost for cost, seconds in times if seconds > 0)
-        if pace is None or not times:
-            return None
-        return fmean(abs(pace * cost / seconds - 1) for cost, seconds in times)
 
 
 def _add(sums: dict[int, Any], rank: int, value: float) -> None:

@@ -45,6 +45,8 @@ from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.owners import new_owner, owner_ids, producer_owners
 from flowtrain.shapes import ModelShape
+from flowtrain.telemetry.metrics import PLAN_DRIFT, PLAN_PRODUCERS, PLAN_PROPOSAL
+from flowtrain.telemetry.registry import Metric
 from flowtrain.types import Pack, Role, Step
 
 Rank = tuple[Role, int]
@@ -170,7 +172,7 @@ class Replan:
         elif self.watch is not None:
             self.watch.saw(answer.value)
 
-    def recorded(self, step: int, caller: Caller) -> dict[str, Any]:
+    def recorded(self, step: int, caller: Caller) -> dict[Metric, Any]:
         """A step is over; what its record says of the plan."""
         if self.watch is None:
             return {}
@@ -181,9 +183,9 @@ class Replan:
                 self._wanted = proposal.producers
                 self._start(proposal.producers, caller)
         return {
-            "plan/producers": self.num_producers,
-            "plan/drift(%)": verdict.drift_percent,
-            "plan/proposal": None if proposal is None else proposal.producers,
+            PLAN_PRODUCERS: self.num_producers,
+            PLAN_DRIFT: verdict.drift_percent,
+            PLAN_PROPOSAL: None if proposal is None else proposal.producers,
         }
 
     # --- what the controller asks -------------------------------------------------------------------------------------

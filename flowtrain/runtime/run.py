@@ -8,6 +8,7 @@ Everything that can be refused is refused before a process starts (R01, R03).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -42,6 +43,7 @@ from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
 from flowtrain.shapes import ModelShape, payload_bytes, read_shape
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import RunFiles
+from flowtrain.telemetry.sinks import OPENERS, Opener, open_sinks
 from flowtrain.telemetry.trace import join_traces
 from flowtrain.types import Module, Role, SampleMeta
 from flowtrain.update.schedule import horizon_note
@@ -130,7 +132,8 @@ def execute(
         if log is not None:
             log.check(inputs.first_step + 1, total, composition_entry(inputs, composition(inputs)))
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
-        ledger = Ledger(config, shape, plan, files, state, total)
+        sinks = stack.enter_context(open_sinks(config, run_dir, _sink_openers(config)))
+        ledger = Ledger(config, shape, plan, files, state, total, sinks)
         try:
             if state and (note := horizon_note(config.train, state["step"], state["total_steps"], total)):
                 ledger.line(note)
@@ -163,6 +166,14 @@ def execute(
             if config.run.trace:
                 join_traces(run_dir)
         ledger.close(None)
+
+
+def _sink_openers(config: Config) -> Mapping[str, Opener]:
+    if "ray" not in config.telemetry.sinks:
+        return OPENERS
+    from flowtrain.runtime.ray_metrics import RayMetricsSink
+
+    return {**OPENERS, "ray": RayMetricsSink}
 
 
 def _way_on(run_dir: Path) -> str:

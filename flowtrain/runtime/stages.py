@@ -36,7 +36,7 @@ from flowtrain.plan import Layout
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.runtime.nodes import LOOPBACK, Sight, interface_of, look
-from flowtrain.telemetry.peaks import Peak, peak_flops
+from flowtrain.telemetry.mfu import Peak
 from flowtrain.telemetry.spans import Spans
 from flowtrain.telemetry.tables import ParameterRow
 from flowtrain.telemetry.trace import TraceFile
@@ -320,6 +320,7 @@ class StageSlot:
 
     def _report(self, spec: StageSpec, config: Config, half: Any, segment: SegmentHandle | None) -> StageReport:
         from flowtrain.models.table import parameter_rows
+        from flowtrain.runtime.peaks import peak_flops
 
         rows = parameter_rows(half.parameters_by_name(), half.module_of())
         plan = spec.rank_plan

@@ -23,15 +23,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 from rich.table import Column
 
-from flowtrain.telemetry.metrics import (
-    EVAL_LOSS,
-    LOSS,
-    MFU,
-    POOL_OCCUPANCY,
-    STARVATION,
-    STEP_SECONDS,
-    THROUGHPUT,
-)
+from flowtrain.telemetry.metrics import LOSS, METRICS, STEP_SECONDS
 
 SMOOTHING = 0.1
 """Share of the newest step in the step time that the time left is reckoned with."""
@@ -59,9 +51,9 @@ class Progress:
             columns = (line, BarColumn(20)) if console.width >= WIDE else (line,)
             self._bar = Bar(*columns, console=console, auto_refresh=False)
 
-    def step(self, record: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """One step is done."""
-        seconds = float(record[STEP_SECONDS])
+        seconds = float(record[STEP_SECONDS.name])
         before = self._step_seconds
         self._step_seconds = seconds if before is None else before + SMOOTHING * (seconds - before)
         left = (self.total_steps - int(record["step"])) * self._step_seconds
@@ -118,22 +110,14 @@ class Progress:
 
 
 def describe_step(record: Mapping[str, Any]) -> str:
-    """The step's numbers in one line, the most wanted first; what is not known is left out. tokens/s is per device."""
-    parts = [f"loss {_number(record[LOSS], '.4f')}"]
-    for label, name, form, unit in (
-        ("eval", EVAL_LOSS, ".4f", ""),
-        ("", THROUGHPUT, ",.0f", " tokens/s"),
-        ("MFU", MFU, ".1f", "%"),
-        ("pool", POOL_OCCUPANCY, ".0f", "%"),
-        ("starved", STARVATION, ".2f", "s"),
-    ):
-        if record.get(name) is not None:
-            parts.append(f"{label} {_number(record[name], form)}{unit}".strip())
+    """The step's numbers in one line, as the table of metrics says; what is not known is left out."""
+    parts = []
+    for metric in METRICS:
+        value = record.get(metric.name)
+        if metric.console is None or (value is None and metric is not LOSS):
+            continue
+        parts.append("loss none" if value is None else metric.console.format(value))
     return "  ".join(parts)
-
-
-def _number(value: float | None, form: str) -> str:
-    return "none" if value is None else format(value, form)
 
 
 def format_seconds(seconds: float) -> str:

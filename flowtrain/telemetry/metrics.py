@@ -1,201 +1,235 @@
-"""What is measured of one step, and the one place where metrics.jsonl gets its names (contracts C11 and C12).
-
-    controller's measurements ──▶ StepMetrics ──to_record──▶ {"step": 7, "loss_metrics/global_avg_loss": …, …}
+"""The table of metrics (contracts C11 and C12): what metrics.jsonl, the progress line, the docs and every sink follow.
 
 A value that is not known is None and stays null in the file: never a false 0 (T08). Tokens are counted apart: text,
-vision and trained (T04); there is no padding. No metric needs a collective (T06).
+vision and trained (T04); there is no padding. No metric needs a collective (T06). `docs/observables.md` has this table
+by `python scripts/metrics_reference.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from flowtrain.telemetry.registry import Kind, Reduce, Registry
 
-from flowtrain.telemetry.mfu import Fleet
-from flowtrain.types import Module, Role
+METRICS = Registry()
+_add = METRICS.add
+COUNTER, GAUGE, FACT = Kind.COUNTER, Kind.GAUGE, Kind.FACT
+SUM, MEAN, TIME_MEAN, MAX, IMBALANCE, LAST = (
+    Reduce.SUM,
+    Reduce.MEAN,
+    Reduce.TIME_MEAN,
+    Reduce.MAX,
+    Reduce.IMBALANCE,
+    Reduce.LAST,
+)
 
-if TYPE_CHECKING:
-    from flowtrain.flops import StepFlops
+# --- the step and its rows --------------------------------------------------------------------------------------------
 
-GIB = 2**30
+STEP = _add("step", FACT, "", "update, from 1")
+EPOCH = _add("epoch", FACT, "", "epoch of its last row, from 0")
+ROWS = _add("rows", COUNTER, "rows", "rows trained", steps=SUM)
+ROWS_SKIPPED = _add("rows/skipped", COUNTER, "rows", "rows read and not trained", steps=SUM)
+TEXT_TOKENS = _add("tokens/text", COUNTER, "tokens", "text tokens of the rows trained; there is no padding", steps=SUM)
+VISION_TOKENS = _add("tokens/vision", COUNTER, "tokens", "image placeholders of the rows trained", steps=SUM)
+TRAINED_TOKENS = _add("tokens/trained", COUNTER, "tokens", "tokens with a label, of the rows trained", steps=SUM)
 
-LOSS = "loss_metrics/global_avg_loss"
-LOSS_HEX = "loss_hex"
-EVAL_LOSS = "validation_metrics/loss"
-GRAD_NORM = "grad_norm"
-THROUGHPUT = "throughput(tps)"
-TFLOPS = "tflops"
-MFU = "mfu(%)"
-MFU_ENCODER = "mfu/encoder(%)"
-MFU_BACKBONE = "mfu/backbone(%)"
-STEP_SECONDS = "time_metrics/end_to_end(s)"
-MEMORY = "memory/max_active(GiB)"
-POOL_OCCUPANCY = "pool/occupancy(%)"
-POOL_BYTES_IN = "pool/bytes_in"
-POOL_BYTES_OUT = "pool/bytes_out"
-POOL_SECONDS = "pool/seconds"
-POOL_PINNED = "pool/pinned_bytes"
-PRODUCTION_RATE = "flow/production_rate"
-CONSUMPTION_RATE = "flow/consumption_rate"
-STARVATION = "flow/starvation(s)"
-STALL = "flow/stall(s)"
-PACK_FILL = "pack/fill(%)"
-PACK_IMBALANCE = "pack/imbalance"
-PACK_IMBALANCE_MEASURED = "pack/imbalance_measured"
-ENCODE_IMBALANCE = "pack/imbalance_encoder"
-ENCODE_IMBALANCE_MEASURED = "pack/imbalance_encoder_measured"
-COST_ERROR = "pack/cost_error(%)"
+# --- loss and update --------------------------------------------------------------------------------------------------
 
+LOSS = _add(
+    "loss_metrics/global_avg_loss",
+    GAUGE,
+    "",
+    "mean over the trained tokens of the step",
+    steps=LAST,
+    console="loss {:.4f}",
+)
+LOSS_HEX = _add("loss_hex", FACT, "", "the same exactly, as a hexadecimal float")
+EVAL_LOSS = _add(
+    "validation_metrics/loss",
+    GAUGE,
+    "",
+    "evaluation loss after this step, where one was due",
+    steps=LAST,
+    console="eval {:.4f}",
+    optional=True,
+)
+GRAD_NORM = _add("grad_norm", GAUGE, "", "of the mean loss over all modules, before clipping", steps=LAST)
+GRAD_NORM_OF = _add(
+    "grad_norm/MODULE", GAUGE, "", "of one module; null where no sample of the step reached it", steps=LAST
+)
+LR = _add("lr", GAUGE, "", "largest learning rate", steps=LAST)
+LR_OF = _add("lr/MODULE", GAUGE, "", "rate of each module that trains", steps=LAST)
+APPLIED = _add(
+    "update_applied", FACT, "", "false when the update was left out: a non-finite gradient, or no trained token"
+)
 
-def imbalance(loads: Mapping[int, float]) -> float | None:
-    """Largest load over the mean load; 1.0 is even, None when nobody has any."""
-    total = sum(loads.values())
-    return max(loads.values()) * len(loads) / total if total > 0 else None
+# --- speed ------------------------------------------------------------------------------------------------------------
 
+STEP_SECONDS = _add(
+    "time_metrics/end_to_end(s)", COUNTER, "s", "from the end of the step before to the end of this one", steps=SUM
+)
+TELEMETRY_SECONDS = _add(
+    "time_metrics/telemetry(s)",
+    COUNTER,
+    "s",
+    "processor time of the controller in records, sinks and progress, of the step before",
+    steps=SUM,
+)
+THROUGHPUT = _add(
+    "throughput(tps)",
+    GAUGE,
+    "tokens/s",
+    "text and vision tokens a second and device, producers' devices included",
+    steps=TIME_MEAN,
+    console="{:,.0f} tokens/s",
+)
+TFLOPS = _add("tflops", GAUGE, "TFLOP/s", "needed TFLOP/s per device", steps=TIME_MEAN)
+FLOPS_OF = _add("flops/MODULE", COUNTER, "FLOP", "needed FLOPs of each module ([MFU](mfu.md))", steps=SUM)
+MFU = _add("mfu(%)", GAUGE, "%", "all modules over all devices, below", steps=TIME_MEAN, console="MFU {:.1f}%")
+MFU_ENCODER = _add("mfu/encoder(%)", GAUGE, "%", "producer side over the producers' devices", steps=TIME_MEAN)
+MFU_BACKBONE = _add("mfu/backbone(%)", GAUGE, "%", "consumer side over the consumers' devices", steps=TIME_MEAN)
+MFU_BACKBONE_PALM = _add(
+    "mfu/backbone_palm(%)",
+    GAUGE,
+    "%",
+    "the backbone by the PaLM paper's formula, for comparison with figures that use it",
+    steps=TIME_MEAN,
+)
+MFU_LLM_ONLY = _add(
+    "mfu/llm_only(%)", GAUGE, "%", "`mfu/backbone(%)` had no consumer waited for the encoder", steps=TIME_MEAN
+)
+MFU_GAP = _add(
+    "mfu/gap_to_llm_only(%)",
+    GAUGE,
+    "%",
+    "share of the step by which waiting for the encoder prolonged it",
+    steps=TIME_MEAN,
+)
+PEAK_TFLOPS = _add("mfu/peak_tflops", GAUGE, "TFLOP/s", "peak of all devices together", steps=LAST)
+PEAK_SOURCE = _add("mfu/peak_source", FACT, "", "whose figure the peak is; why it is not known, where it is not")
+MEMORY = _add(
+    "memory/max_active(GiB)",
+    GAUGE,
+    "GiB",
+    "highest so far of any rank: accelerator memory, or resident memory on a CPU",
+    steps=MAX,
+)
 
-def mean(values: Mapping[int, float]) -> float | None:
-    return sum(values.values()) / len(values) if values else None
+# --- pool -------------------------------------------------------------------------------------------------------------
 
+POOL_OCCUPANCY = _add(
+    "pool/occupancy(%)",
+    GAUGE,
+    "%",
+    "largest used share of the pool during the step",
+    steps=MAX,
+    console="pool {:.0f}%",
+)
+POOL_BYTES_IN = _add("pool/bytes_in", COUNTER, "B", "bytes of features put by producers", steps=SUM)
+POOL_BYTES_OUT = _add("pool/bytes_out", COUNTER, "B", "bytes of features got by consumers", steps=SUM)
+POOL_WRITTEN = _add(
+    "pool/bytes_in/TRANSPORT",
+    COUNTER,
+    "B",
+    "bytes written into the pool: features (`own`, the producer's own segment), gradients by the transport that "
+    "carried them",
+    steps=SUM,
+)
+POOL_READ = _add(
+    "pool/bytes_out/TRANSPORT",
+    COUNTER,
+    "B",
+    "bytes read out of the pool by each transport ([pool](pool.md#transports))",
+    steps=SUM,
+)
+POOL_SECONDS = _add(
+    "pool/seconds",
+    GAUGE,
+    "s",
+    "time in calls of the pool (put, get, gradients, release, free), of the rank that spent most",
+    ranks=MAX,
+    steps=SUM,
+)
+POOL_PINNED = _add(
+    "pool/pinned_bytes",
+    GAUGE,
+    "B",
+    "bytes of segments that the ranks have page-locked for a GPU; 0 without one, or where the driver refused",
+    ranks=SUM,
+    steps=MAX,
+)
 
-@dataclass(frozen=True, slots=True)
-class StepMetrics:
-    """One step as the controller measured it. Mappings by rank hold every rank of their side.
+# --- flow -------------------------------------------------------------------------------------------------------------
 
-    Attributes:
-        rows: rows that trained (bad ones left out).
-        loss: mean over the step's surviving trained tokens; without one it is not known, and null in the record.
-        grad_norm: over all modules, before clipping; of the mean loss.
-        module_norms: the same of each module that a sample reached.
-        seconds: from the end of the step before to the end of this one.
-        starvation: seconds that each consumer rank waited for features.
-        stall: seconds that each producer rank waited for room or orders.
-        producer_seconds: busy seconds of each producer rank.
-        consumer_seconds: busy seconds of each consumer rank: the measured load of the packs.
-        predicted_costs: predicted cost of each consumer rank's packs, in the cost model's unit.
-        encode_costs: the same of the units that each producer rank encoded.
-        cost_error: mean relative error of the predicted time of a pack, where packs have a pace to predict by.
-        pool_bytes_in: bytes of features that producers put; `pool_bytes_out`: bytes of them that consumers got.
-        pool_written: bytes written into the pool by each transport, gradients included.
-        pool_read: bytes read out of the pool by each transport.
-        pool_seconds: in calls of the pool, of each rank of both sides.
-        pool_pinned_bytes: bytes that all ranks have page-locked, each counted as often as it is.
-        pool_occupancy: largest used share of the pool seen, 0 to 1.
-        num_packs: packs of all ranks; `capacity_tokens`: what they could hold.
-        applied: False when the update was left out (non-finite, or no trained token).
-    """
+PRODUCTION_RATE = _add(
+    "flow/production_rate",
+    GAUGE,
+    "tokens/s",
+    "vision tokens per busy second of the producers (mean over ranks): the smaller of the two is the bottleneck",
+    steps=MEAN,
+)
+CONSUMPTION_RATE = _add(
+    "flow/consumption_rate", GAUGE, "tokens/s", "vision tokens per busy second of the consumers", steps=MEAN
+)
+STARVATION = _add(
+    "flow/starvation(s)",
+    GAUGE,
+    "s",
+    "waiting for features, mean over consumer ranks",
+    ranks=MEAN,
+    steps=SUM,
+    console="starved {:.2f}s",
+)
+STALL = _add("flow/stall(s)", GAUGE, "s", "waiting for room or orders, mean over producer ranks", ranks=MEAN, steps=SUM)
 
-    step: int
-    epoch: int
-    rows: int
-    text_tokens: int
-    vision_tokens: int
-    trained_tokens: int
-    loss: float
-    grad_norm: float
-    module_norms: Mapping[Module, float]
-    lr: Mapping[Module, float]
-    seconds: float
-    num_packs: int
-    capacity_tokens: int
-    starvation: Mapping[int, float] = field(default_factory=dict)
-    stall: Mapping[int, float] = field(default_factory=dict)
-    producer_seconds: Mapping[int, float] = field(default_factory=dict)
-    consumer_seconds: Mapping[int, float] = field(default_factory=dict)
-    predicted_costs: Mapping[int, float] = field(default_factory=dict)
-    encode_costs: Mapping[int, float] = field(default_factory=dict)
-    cost_error: float | None = None
-    pool_bytes_in: int = 0
-    pool_bytes_out: int = 0
-    pool_written: Mapping[str, int] = field(default_factory=dict)
-    pool_read: Mapping[str, int] = field(default_factory=dict)
-    pool_seconds: Mapping[tuple[Role, int], float] = field(default_factory=dict)
-    pool_pinned_bytes: int = 0
-    pool_occupancy: float | None = None
-    max_memory_bytes: int | None = None
-    flops: StepFlops | None = None
-    fleet: Fleet | None = None
-    eval_loss: float | None = None
-    num_skipped: int = 0
-    applied: bool = True
+# --- packs ------------------------------------------------------------------------------------------------------------
 
-    def __post_init__(self) -> None:
-        assert self.step >= 1, f"steps are counted from 1, not {self.step}"
-        assert self.seconds >= 0, f"step {self.step} took {self.seconds} s"
+PACK_FILL = _add("pack/fill(%)", GAUGE, "%", "tokens over the packs' capacity", steps=MEAN)
+PACK_IMBALANCE = _add(
+    "pack/imbalance",
+    GAUGE,
+    "",
+    "largest over mean predicted time of the consumers; 1 is even",
+    ranks=IMBALANCE,
+    steps=MEAN,
+)
+PACK_IMBALANCE_MEASURED = _add(
+    "pack/imbalance_measured", GAUGE, "", "the same of measured times", ranks=IMBALANCE, steps=MEAN
+)
+ENCODE_IMBALANCE = _add(
+    "pack/imbalance_encoder",
+    GAUGE,
+    "",
+    "the same of producers, predicted over the units that each encoded",
+    ranks=IMBALANCE,
+    steps=MEAN,
+)
+ENCODE_IMBALANCE_MEASURED = _add(
+    "pack/imbalance_encoder_measured",
+    GAUGE,
+    "",
+    "the same of producers, of measured times",
+    ranks=IMBALANCE,
+    steps=MEAN,
+)
+COST_ERROR = _add(
+    "pack/cost_error(%)",
+    GAUGE,
+    "%",
+    "mean of |predicted - measured| / measured over the packs: a fitted cost model predicts seconds, the FLOPs model "
+    "by the pace of the packs before; null for the first step",
+    steps=MEAN,
+)
 
-    @property
-    def tokens(self) -> int:
-        return self.text_tokens + self.vision_tokens
+# --- the plan, with `allocation.replan` other than `off` --------------------------------------------------------------
 
-    @property
-    def fill(self) -> float | None:
-        """Used share of the packs' token capacity, 0 to 1."""
-        return self.tokens / self.capacity_tokens if self.capacity_tokens else None
-
-    def to_record(self) -> dict[str, Any]:
-        """The record of metrics.jsonl."""
-        record: dict[str, Any] = {
-            "step": self.step,
-            "epoch": self.epoch,
-            "rows": self.rows,
-            "rows/skipped": self.num_skipped,
-            "tokens/text": self.text_tokens,
-            "tokens/vision": self.vision_tokens,
-            "tokens/trained": self.trained_tokens,
-            LOSS: self.loss if self.trained_tokens else None,
-            LOSS_HEX: float(self.loss).hex(),
-            GRAD_NORM: self.grad_norm,
-            **{f"grad_norm/{module.value}": self.module_norms.get(module) for module in Module},
-            "lr": max(self.lr.values(), default=None),
-            **{f"lr/{module.value}": rate for module, rate in self.lr.items()},
-            "update_applied": self.applied,
-            STEP_SECONDS: self.seconds,
-            MEMORY: None if self.max_memory_bytes is None else self.max_memory_bytes / GIB,
-            POOL_OCCUPANCY: _percent(self.pool_occupancy),
-            POOL_BYTES_IN: self.pool_bytes_in,
-            POOL_BYTES_OUT: self.pool_bytes_out,
-            **{f"{POOL_BYTES_IN}/{name}": num_bytes for name, num_bytes in sorted(self.pool_written.items())},
-            **{f"{POOL_BYTES_OUT}/{name}": num_bytes for name, num_bytes in sorted(self.pool_read.items())},
-            POOL_SECONDS: max(self.pool_seconds.values(), default=None),
-            POOL_PINNED: self.pool_pinned_bytes,
-            PRODUCTION_RATE: _rate(self.vision_tokens, mean(self.producer_seconds)),
-            CONSUMPTION_RATE: _rate(self.vision_tokens, mean(self.consumer_seconds)),
-            STARVATION: mean(self.starvation),
-            STALL: mean(self.stall),
-            PACK_FILL: _percent(self.fill),
-            PACK_IMBALANCE: imbalance(self.predicted_costs),
-            PACK_IMBALANCE_MEASURED: imbalance(self.consumer_seconds),
-            ENCODE_IMBALANCE: imbalance(self.encode_costs),
-            ENCODE_IMBALANCE_MEASURED: imbalance(self.producer_seconds),
-            COST_ERROR: _percent(self.cost_error),
-        }
-        record |= self._speed()
-        if self.eval_loss is not None:
-            record[EVAL_LOSS] = self.eval_loss
-        return record
-
-    def _speed(self) -> dict[str, Any]:
-        """Throughput and MFU; null where the fleet or its peak is not known."""
-        fleet = self.fleet
-        if fleet is None or not self.seconds:
-            return dict.fromkeys((THROUGHPUT, TFLOPS, MFU, MFU_ENCODER, MFU_BACKBONE))
-        speed: dict[str, Any] = {THROUGHPUT: self.tokens / self.seconds / fleet.num_devices}
-        if self.flops is None:
-            return speed | dict.fromkeys((TFLOPS, MFU, MFU_ENCODER, MFU_BACKBONE))
-        shares = fleet.mfu(self.flops, self.seconds)
-        return speed | {
-            TFLOPS: self.flops.total / self.seconds / fleet.num_devices / 1e12,
-            MFU: shares.all,
-            MFU_ENCODER: shares.encoder,
-            MFU_BACKBONE: shares.backbone,
-            "mfu/peak_tflops": fleet.peak_flops / 1e12,
-            "mfu/peak_source": fleet.source,
-        }
-
-
-def _percent(share: float | None) -> float | None:
-    return None if share is None else 100.0 * share
-
-
-def _rate(tokens: int, seconds: float | None) -> float | None:
-    return tokens / seconds if seconds else None
+PLAN_PRODUCERS = _add("plan/producers", GAUGE, "", "producers at the step's end", steps=LAST, optional=True)
+PLAN_DRIFT = _add(
+    "plan/drift(%)",
+    GAUGE,
+    "%",
+    "how far the load is from what the plan was made for; null while the window fills",
+    steps=LAST,
+    optional=True,
+)
+PLAN_PROPOSAL = _add(
+    "plan/proposal", GAUGE, "", "number of producers proposed at this step, else null", steps=LAST, optional=True
+)

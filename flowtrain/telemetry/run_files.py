@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TextIO
@@ -58,9 +58,9 @@ class JsonLines:
         except OSError as error:
             raise PlanError(f"cannot write {path}: {error.strerror}; change run.dir or make room there") from error
 
-    def write(self, record: dict[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """Append one record and hand it to the operating system."""
-        line = json.dumps(finite(record), allow_nan=False) + "\n"
+        line = json.dumps(finite(dict(record)), allow_nan=False) + "\n"
         if self._file is None:
             return
         try:
@@ -113,19 +113,16 @@ class RunFiles:
     """All files of one run; a context manager that closes them.
 
     `resume_step`: step of the checkpoint that the run goes on from; None: a fresh run, which replaces what is there.
+    `metrics` takes one record a step (`StepMetrics.to_record`).
     """
 
     def __init__(self, run_dir: Path, resume_step: int | None, warn: Callable[[str], None] = _to_stderr) -> None:
         self.run_dir = run_dir
         self._warn = warn
-        self._metrics = JsonLines(run_dir / METRICS_FILE, resume_step, warn)
+        self.metrics = JsonLines(run_dir / METRICS_FILE, resume_step, warn)
         self._samples = JsonLines(run_dir / SAMPLES_FILE, resume_step, warn)
         self._decisions = JsonLines(run_dir / DECISIONS_FILE, resume_step, warn)
         self._pool: TextIO | None = None
-
-    def metrics(self, record: dict[str, Any]) -> None:
-        """One step's record (`StepMetrics.to_record`)."""
-        self._metrics.write(record)
 
     def samples(self, step: int, rank: int, pack: int, ids: Sequence[str]) -> None:
         """The rows that one pack trained; `pack` is its slot."""
@@ -152,7 +149,7 @@ class RunFiles:
 
     def close(self) -> None:
         """Idempotent."""
-        for file in (self._metrics, self._samples, self._decisions):
+        for file in (self.metrics, self._samples, self._decisions):
             file.close()
         if self._pool is not None:
             self._pool.close()

@@ -1,6 +1,6 @@
 """What the whole run did, added up step by step, for summary.json (contract C11).
 
-    StepMetrics, SkippedRow ──▶ Totals ──summary──▶ {exit, steps, rows, tokens, packs, wall_s, final}
+    StepMetrics, SkippedRow ──▶ Totals ──summary──▶ {exit, steps, rows, tokens, packs, run, wall_s, final}
                                   │ ▲
                               state │ from_state     (kept in every checkpoint, so that a resumed run counts on)
 
@@ -9,27 +9,19 @@ Invariant: rows read = rows trained + rows skipped, whatever the reason.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import astuple, dataclass, field
 from typing import Any
 
-from flowtrain.telemetry.metrics import (
-    COST_ERROR,
-    ENCODE_IMBALANCE,
-    ENCODE_IMBALANCE_MEASURED,
-    EVAL_LOSS,
-    PACK_IMBALANCE,
-    PACK_IMBALANCE_MEASURED,
-    StepMetrics,
-)
+from flowtrain.telemetry import metrics as m
+from flowtrain.telemetry.registry import Reduce, Tally
+from flowtrain.telemetry.step_metrics import StepMetrics
 from flowtrain.types import SkippedRow
 
 MAX_IDS = 20
 """Ids named for each reason; the count goes on."""
 
-AVERAGED = (PACK_IMBALANCE, PACK_IMBALANCE_MEASURED, ENCODE_IMBALANCE, ENCODE_IMBALANCE_MEASURED, COST_ERROR)
-"""Metrics of which the summary holds the mean over the steps that know them."""
-
-FINAL_NAMES_LEFT_OUT = frozenset({"step", "rows", "rows/skipped"})
+FINAL_NAMES_LEFT_OUT = frozenset({m.STEP.name, m.ROWS.name, m.ROWS_SKIPPED.name})
 
 
 @dataclass(slots=True)
@@ -59,11 +51,11 @@ class Totals:
     wall_seconds: float = 0.0
     skipped: dict[str, SkippedRows] = field(default_factory=dict)
     own_packs: SkippedRows = field(default_factory=SkippedRows)
-    sums: dict[str, tuple[float, int]] = field(default_factory=dict)
+    tallies: dict[str, Tally] = field(default_factory=dict)
     final: dict[str, Any] = field(default_factory=dict)
 
-    def step(self, metrics: StepMetrics) -> None:
-        """Add one finished step; its record becomes the last known values."""
+    def step(self, metrics: StepMetrics) -> dict[str, Any]:
+        """Add one finished step; its record, which is returned, becomes the last known values."""
         assert metrics.step > self.steps, f"step {metrics.step} comes after step {self.steps}"
         self.steps = metrics.step
         self.rows_trained += metrics.rows
@@ -73,14 +65,16 @@ class Totals:
         self.num_packs += metrics.num_packs
         self.capacity_tokens += metrics.capacity_tokens
         record = metrics.to_record()
-        for name in AVERAGED:
-            if record[name] is not None:
-                total, count = self.sums.get(name, (0.0, 0))
-                self.sums[name] = (total + record[name], count + 1)
-        last_eval = self.final.get(EVAL_LOSS)
+        for name, value in record.items():
+            how = _over_steps(name)
+            if how is not None and value is not None and math.isfinite(value):
+                weight = metrics.seconds if how is Reduce.TIME_MEAN else 1
+                self.tallies.setdefault(name, Tally()).add(value, weight)
+        last_eval = self.final.get(m.EVAL_LOSS.name)
         self.final = {name: value for name, value in record.items() if name not in FINAL_NAMES_LEFT_OUT}
         if last_eval is not None:
-            self.final.setdefault(EVAL_LOSS, last_eval)
+            self.final.setdefault(m.EVAL_LOSS.name, last_eval)
+        return record
 
     def skip(self, row: SkippedRow) -> None:
         """Count a row that was read and not trained."""
@@ -92,7 +86,7 @@ class Totals:
 
     def evaluated(self, loss: float) -> None:
         """The evaluation loss after the last step."""
-        self.final[EVAL_LOSS] = loss
+        self.final[m.EVAL_LOSS.name] = loss
 
     @property
     def rows_skipped(self) -> int:
@@ -120,7 +114,7 @@ class Totals:
                 "rows": self.rows_trained / self.num_packs if self.num_packs else None,
                 "own": _skipped_dict(self.own_packs),
             },
-            "balance": {name: total / count for name, (total, count) in self.sums.items()},
+            "run": {name: tally.value(how) for name, tally in self.tallies.items() if (how := _over_steps(name))},
             "wall_s": self.wall_seconds,
             "final": dict(self.final),
         }
@@ -138,7 +132,7 @@ class Totals:
             "wall_seconds": self.wall_seconds,
             "skipped": {reason: _skipped_dict(rows) for reason, rows in self.skipped.items()},
             "own_packs": _skipped_dict(self.own_packs),
-            "sums": {name: list(pair) for name, pair in self.sums.items()},
+            "tallies": {name: astuple(tally) for name, tally in self.tallies.items()},
             "final": dict(self.final),
         }
 
@@ -147,8 +141,8 @@ class Totals:
         """The totals that `state` was taken from."""
         skipped = {reason: _skipped_rows(rows) for reason, rows in state["skipped"].items()}
         own = _skipped_rows(state["own_packs"])
-        sums = {name: (total, count) for name, (total, count) in state["sums"].items()}
-        return cls(**{**state, "skipped": skipped, "own_packs": own, "sums": sums, "final": dict(state["final"])})
+        tallies = {name: Tally(*parts) for name, parts in state["tallies"].items()}
+        return cls(**{**state, "skipped": skipped, "own_packs": own, "tallies": tallies, "final": dict(state["final"])})
 
 
 def _skipped_rows(state: dict[str, Any]) -> SkippedRows:
@@ -157,3 +151,7 @@ def _skipped_rows(state: dict[str, Any]) -> SkippedRows:
 
 def _skipped_dict(rows: SkippedRows) -> dict[str, Any]:
     return {"count": rows.count, "ids": list(rows.ids)}
+
+
+def _over_steps(name: str) -> Reduce | None:
+    return m.METRICS.find(name)[0].steps

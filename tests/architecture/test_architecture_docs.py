@@ -28,7 +28,6 @@ PAGES = sorted(
 LINK = re.compile(r"\[[^\]]*\]\((?!https?://|#)([^)#\s]+)")
 FENCE = re.compile(r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.MULTILINE | re.DOTALL)
 INLINE = re.compile(r"`(flowtrain [a-z][^`]*|scripts/[^`]*|\.ci/[^`]*)`")
-SCHEMA_CHANGED = "the config schema has changed: run `python scripts/config_reference.py`"
 
 
 @cache
@@ -126,10 +125,11 @@ def test_scripts_are_executable_and_parse(name: str) -> None:
     assert parsed.returncode == 0, parsed.stderr
 
 
-def test_config_page_is_the_schemas() -> None:
-    reference = module("scripts/config_reference.py")
+@pytest.mark.parametrize("script", ["scripts/config_reference.py", "scripts/metrics_reference.py"])
+def test_tables_of_pages_are_those_of_the_code(script: str) -> None:
+    reference = module(script)
     page = reference.PAGE.read_text(encoding="utf-8")
-    assert page == reference.page_with_reference(page), SCHEMA_CHANGED
+    assert page == reference.page_with_reference(page), f"the code has changed: run `python {script}`"
 
 
 @pytest.mark.parametrize("name", ["digits", "emoji"])

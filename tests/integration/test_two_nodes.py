@@ -68,9 +68,11 @@ def test_a_run_over_two_nodes_equals_plain(two_nodes: str, tmp_path: Path, trans
     if transport == "nixl" and (missing := why_missing()):
         pytest.skip(missing)
     sides = ("producers.num=2", "producers.node=1", "consumers.node=0", f"pool.transport={transport}")
+    sides += ("telemetry.sinks=[ray]",)
     ended = flowtrain("verify", two_nodes, "--steps", "1", "--out", str(tmp_path / "run"), overrides=sides)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "verify passed: 1 steps" in ended.stdout
+    assert "telemetry sink" not in ended.stderr
     plan = yaml.safe_load((tmp_path / "run" / "plan.yaml").read_text())
     assert [rank["node"] for rank in plan["producers"]["ranks"]] == [1, 1]
     assert [rank["node"] for rank in plan["consumers"]["ranks"]] == [0]

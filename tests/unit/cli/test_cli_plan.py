@@ -127,7 +127,7 @@ def test_a_profile_plans_this_machine(tmp_path: Path, capsys: pytest.CaptureFixt
         (["model", "--policy", "best"], ConfigError, "flow_matching"),
         (["model", "--placement", "here"], ConfigError, "colocated"),
         (["model", "--data", "nothing.jsonl"], ConfigError, r"nothing\.jsonl"),
-        (["emoji.yaml", "--device", "h100", "--set", "model.dtype=float64"], PlanError, "float64"),
+        (["emoji.yaml", "--device", "l40s", "--set", "model.dtype=float64"], PlanError, "float64"),
     ],
 )
 def test_what_cannot_be_planned_is_told(arguments: list[str], error: type[Exception], told: str) -> None:

@@ -13,18 +13,24 @@ import pytest
 from flowtrain.allocator import Inventory, make_plan
 from flowtrain.config.schema import Config
 from flowtrain.errors import DataError
-from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned
+from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned, UpdateReport
 from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
 from flowtrain.runtime.decisions import Choice
-from flowtrain.runtime.ledger import Ledger, Pace
+from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.pace import Pace
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import read_shape
 from flowtrain.telemetry.run_files import RunFiles
-from flowtrain.types import EmbeddingRef, ImageMeta, Module, Phase, SampleMeta, SkippedRow, Step
+from flowtrain.types import EmbeddingRef, ImageMeta, Module, Phase, Role, SampleMeta, SkippedRow, Step
 
 COST = CostModel.from_coefficients(token=1.0, patch=1.0)
 MODEL = Choice(COST, "model")
 NUM_ROWS = 12
+UPDATES = {
+    (Role.PRODUCER, 0): UpdateReport(1, 2**29),
+    (Role.CONSUMER, 0): UpdateReport(1, 2**30, waited=0.5),
+    (Role.CONSUMER, 1): UpdateReport(1, 2**28, waited=0.5),
+}
 SPEC = CompositionSpec(
     num_rows=NUM_ROWS,
     step_samples=4,
@@ -60,14 +66,17 @@ def steps() -> list[Step]:
 def make_ledger(digits: Path, tmp_path: Path) -> Iterator[Callable[..., Ledger]]:
     stack = ExitStack()
 
-    def make(state: dict[str, Any] | None = None, resume_step: int | None = None, producers: int = 1) -> Ledger:
+    def make(
+        state: dict[str, Any] | None = None, resume_step: int | None = None, producers: int = 1, recompute: bool = False
+    ) -> Ledger:
         config = Config.model_validate(
             {
                 "run": {"dir": tmp_path},
                 "model": {"path": digits / "model"},
                 "data": {"train": digits / "data/train.parquet"},
                 "consumers": {"num": 2},
-                "producers": {"num": producers},
+                "producers": {"num": producers, "backward": "recompute" if recompute else "keep"},
+                "train": {"gradient_checkpointing": recompute},
                 "packing": {"max_tokens": SPEC.max_tokens},
                 "telemetry": {"progress": "off"},
             }
@@ -108,7 +117,7 @@ def test_a_step_is_written_with_what_each_side_did(make_ledger: Callable[..., Le
     ledger.composed(step, [SkippedRow(0, 0, "id-skipped", "too-long", "")], MODEL)
     bad = {step.samples[1].position: SkippedRow(1, 1, step.samples[1].id, "image-undecodable", "")}
     carry_out(ledger, step, bad)
-    ledger.record(1, max_memory_bytes=2**30)
+    ledger.record(1, UPDATES, {})
     ledger.close(None)
 
     num_units = sum(len(pack.units) for pack in step.packs)
@@ -146,11 +155,11 @@ def test_totals_of_a_resumed_run_are_those_of_one_never_stopped(
         for step in some:
             ledger.composed(step, [SkippedRow(0, 0, f"skipped-{step.index}", "too-long", "")], MODEL)
             carry_out(ledger, step, {}, loss=float(step.index))
-            ledger.record(step.index, 0)
+            ledger.record(step.index, UPDATES, {})
 
     def summary() -> dict[str, Any]:
         values = json.loads((tmp_path / "summary.json").read_text())
-        timed = ("wall_s", "final", "balance")
+        timed = ("wall_s", "final", "run")
         return {name: value for name, value in values.items() if name not in timed}
 
     whole = make_ledger()
@@ -172,6 +181,33 @@ def test_totals_of_a_resumed_run_are_those_of_one_never_stopped(
     assert (tmp_path / "samples.jsonl").read_text() == written
 
 
+def test_what_is_computed_again_never_counts(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
+    def flops(recompute: bool) -> dict[str, float]:
+        ledger, step = make_ledger(recompute=recompute), steps()[0]
+        ledger.composed(step, [], MODEL)
+        carry_out(ledger, step, {})
+        ledger.record(1, UPDATES, {})
+        [record] = lines(tmp_path / "metrics.jsonl")
+        return {name: value for name, value in record.items() if name.startswith("flops/")}
+
+    once = flops(recompute=False)
+    assert once.keys() == {"flops/encoder", "flops/projector", "flops/backbone"}
+    assert min(once.values()) > 0
+    assert flops(recompute=True) == once
+
+
+def test_a_trainable_encoders_tail_counts_as_waiting(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
+    """Rank 1 is busy longest; it waits 0.5 s a pack for features and 0.5 s for the encoder's gradients."""
+    ledger, step = make_ledger(), steps()[0]
+    ledger.composed(step, [], MODEL)
+    carry_out(ledger, step, {})
+    ledger._books[1].seconds = 100.0
+    ledger.record(1, UPDATES, {})
+    [record] = lines(tmp_path / "metrics.jsonl")
+    packs = sum(pack.rank == 1 for pack in step.packs)
+    assert record["mfu/gap_to_llm_only(%)"] == pytest.approx(0.5 * packs + 0.5)
+
+
 def test_an_evaluation_pass_is_no_step_of_training(make_ledger: Callable[..., Ledger], tmp_path: Path) -> None:
     ledger, step = make_ledger(), steps()[0]
     passed = compose_eval(SPEC, COST, [sample(position) for position in range(4)], 1)
@@ -180,7 +216,7 @@ def test_an_evaluation_pass_is_no_step_of_training(make_ledger: Callable[..., Le
     for pack in passed.packs:
         ledger.trained(PackTrained(Phase.EVAL, 1, pack.slot, pack.rank, 1.0, 4, 100.0, 100.0), 1 << 20)
     ledger.evaluated(1, 1.5)
-    ledger.record(1, 0)
+    ledger.record(1, UPDATES, {})
     ledger.close(None)
     [record] = lines(tmp_path / "metrics.jsonl")
     assert record["validation_metrics/loss"] == 1.5
@@ -202,7 +238,7 @@ def test_a_run_that_ends_early_says_why(make_ledger: Callable[..., Ledger], caps
     ledger, step = make_ledger(), steps()[0]
     ledger.composed(step, [SkippedRow(0, 0, "id-skipped", "too-long", "")], MODEL)
     carry_out(ledger, step, {})
-    ledger.record(1, 0)
+    ledger.record(1, UPDATES, {})
     ledger.close(None)
     assert "the run ended after 1 of 3 steps: epochs count rows, and 1 of 5 were skipped" in capsys.readouterr().out
 
@@ -221,7 +257,7 @@ def test_both_sides_tell_how_evenly_they_are_loaded(make_ledger: Callable[..., L
         ledger.trained(PackTrained(Phase.TRAIN, step.index, pack.slot, pack.rank, 1.0, 4, seconds, 0.0), 0)
     result = StepResult(1.0, 8, {}, clip=1.0, applied=True, finite=True)
     ledger.updated(step, result, {Module.BACKBONE: 1e-3}, {})
-    ledger.record(1, 0)
+    ledger.record(1, UPDATES, {})
     ledger.close(None)
     [record] = lines(tmp_path / "metrics.jsonl")
     patches = [unit.patches for unit in units]

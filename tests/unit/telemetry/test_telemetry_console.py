@@ -33,7 +33,7 @@ class Terminal(io.StringIO):
 def test_a_plain_line_a_step() -> None:
     file = io.StringIO()
     progress = Progress("auto", 10, file)
-    progress.step(RECORD)
+    progress.write(RECORD)
     progress.close()
     assert file.getvalue() == (
         "step 3/10  0:14 left  loss 1.2346  12,346 tokens/s  MFU 41.3%  pool 62%  starved 0.12s\n"
@@ -51,9 +51,9 @@ def test_a_terminal_gets_a_bar_and_keeps_lines_of_text() -> None:
     progress = Progress("auto", 10, terminal)
     assert progress.kind == "rich"
     progress.line("before [bold]")
-    progress.step(RECORD)
+    progress.write(RECORD)
     progress.line("checkpoint [step-3]")
-    progress.step(RECORD | {"step": 4})
+    progress.write(RECORD | {"step": 4})
     progress.close()
     progress.close()
     shown = terminal.getvalue()
@@ -64,7 +64,7 @@ def test_a_terminal_gets_a_bar_and_keeps_lines_of_text() -> None:
 def test_off_shows_lines_and_no_steps() -> None:
     file = io.StringIO()
     progress = Progress("off", 10, file)
-    progress.step(RECORD)
+    progress.write(RECORD)
     progress.line("warning: something")
     assert file.getvalue() == "warning: something\n"
 
@@ -73,9 +73,9 @@ def test_off_shows_lines_and_no_steps() -> None:
 def test_a_terminal_that_goes_away_does_not_end_the_run(kind: Any, capsys: pytest.CaptureFixture[str]) -> None:
     file = io.StringIO()
     progress = Progress(kind, 10, file)
-    progress.step(RECORD)
+    progress.write(RECORD)
     file.close()
-    progress.step(RECORD | {"step": 4})
+    progress.write(RECORD | {"step": 4})
     progress.line("text")
     progress.close()
     assert capsys.readouterr().err.count("progress cannot be shown any more") == 1
@@ -116,7 +116,7 @@ def test_the_time_left_follows_the_step_time() -> None:
     file = io.StringIO()
     progress = Progress("plain", 100, file)
     for step in range(1, 100):
-        progress.step(RECORD | {"step": step, "time_metrics/end_to_end(s)": 1.0 if step > 1 else 50.0})
+        progress.write(RECORD | {"step": step, "time_metrics/end_to_end(s)": 1.0 if step > 1 else 50.0})
     assert file.getvalue().splitlines()[0].startswith("step 1/100  1:22:30 left")
     assert file.getvalue().splitlines()[-1].startswith("step 99/100  0:01 left")
 

@@ -28,7 +28,7 @@ def write_run(run_dir: Path, steps: range, resume_step: int | None) -> None:
     with RunFiles(run_dir, resume_step) as files:
         files.decision(steps.start, "plan", plan={"readers": 1})
         for step in steps:
-            files.metrics({"step": step, "loss": step / 3})
+            files.metrics.write({"step": step, "loss": step / 3})
             for rank in range(2):
                 files.samples(step, rank, 0, [f"row-{step}-{rank}"])
 
@@ -68,14 +68,14 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
 
 def test_numbers_that_json_cannot_hold_become_null(tmp_path: Path) -> None:
     with RunFiles(tmp_path, None) as files:
-        files.metrics({"step": 1, "loss": float("nan"), "deep": [float("inf"), {"x": 1.5}]})
+        files.metrics.write({"step": 1, "loss": float("nan"), "deep": [float("inf"), {"x": 1.5}]})
     assert records(tmp_path / "metrics.jsonl") == [{"step": 1, "loss": None, "deep": [None, {"x": 1.5}]}]
     assert finite((1, "a", None, True)) == [1, "a", None, True]
 
 
 def test_each_line_is_on_disk_at_once(tmp_path: Path) -> None:
     files = RunFiles(tmp_path, None)
-    files.metrics({"step": 1})
+    files.metrics.write({"step": 1})
     assert records(tmp_path / "metrics.jsonl") == [{"step": 1}]
     files.close()
     files.close()

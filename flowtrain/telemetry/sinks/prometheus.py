@@ -1,0 +1,102 @@
+"""Metrics of the newest step for a Prometheus server to fetch, from the driver: `http://HOST:PORT/metrics`.
+
+| metric | becomes |
+|---|---|
+| `mfu(%)`, gauge, % | `flowtrain_mfu_percent` |
+| `tokens/trained`, counter, tokens | `flowtrain_tokens_trained_total` |
+| `lr/MODULE`, gauge | `flowtrain_lr_by_module{module="encoder"}` |
+
+Loopback unless `telemetry.prometheus_host` says otherwise: there is no authentication.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+
+from flowtrain.config.schema import Config
+from flowtrain.errors import PlanError
+from flowtrain.telemetry.metrics import METRICS
+from flowtrain.telemetry.registry import Kind, Metric
+
+UNIT_WORDS = {
+    "%": "percent",
+    "s": "seconds",
+    "B": "bytes",
+    "GiB": "gibibytes",
+    "tokens/s": "tokens_per_second",
+    "TFLOP/s": "teraflops",
+    "FLOP": "flop",
+}
+"""Units that a name of ours does not say in letters that Prometheus takes."""
+
+CLOSE_SECONDS = 5.0
+
+
+def prometheus_name(metric: Metric) -> str:
+    """`flow/starvation(s)` as `flowtrain_flow_starvation_seconds`; what it is split by is a label."""
+    base = re.sub(r"\(.*\)$", "", metric.name)
+    if metric.label is not None:
+        base = base.replace(f"/{metric.label.upper()}", f"/by_{metric.label}")
+    words = [word for word in re.split(r"[^a-z0-9]+", f"flowtrain/{base}".lower()) if word]
+    unit = UNIT_WORDS.get(metric.unit)
+    if unit is not None and unit not in words:
+        words.append(unit)
+    return "_".join(words)
+
+
+def numbers(record: Mapping[str, Any]) -> list[tuple[Metric, str | None, float]]:
+    """What of a record is a number to show: metric, part of it, value."""
+    found = ((*METRICS.find(name), value) for name, value in record.items() if value is not None)
+    return [
+        (metric, part, float(value))
+        for metric, part, value in found
+        if metric.kind is not Kind.FACT and math.isfinite(value)
+    ]
+
+
+class PrometheusSink:
+    """`port`: where it listens; `telemetry.prometheus_port: 0` takes a free one."""
+
+    def __init__(self, config: Config, run_dir: Path) -> None:
+        host, port = config.telemetry.prometheus_host, config.telemetry.prometheus_port
+        self._registry = CollectorRegistry()
+        self._by_metric: dict[Metric, Gauge | Counter] = {}
+        for metric in METRICS:
+            if metric.kind is not Kind.FACT:
+                kind = Counter if metric.kind is Kind.COUNTER else Gauge
+                labels = (metric.label,) if metric.label else ()
+                made = kind(prometheus_name(metric), metric.meaning, labels, registry=self._registry)
+                self._by_metric[metric] = made
+        step = Gauge("flowtrain_step", "newest finished update", registry=self._registry)
+        self._set_step: Callable[[float], None] = step.set
+        try:
+            self._server, self._thread = start_http_server(port, host, self._registry)
+        except OSError as error:
+            raise PlanError(
+                f"telemetry sink prometheus cannot listen on {host}:{port}: {error.strerror or error}; set "
+                f"telemetry.prometheus_port to a free port (0: any) or telemetry.prometheus_host to an address of this "
+                f"machine"
+            ) from error
+        self.port = self._server.server_port
+        print(f"metrics are at http://{host}:{self.port}/metrics", flush=True)
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self._set_step(record["step"])
+        for metric, part, value in numbers(record):
+            series = self._by_metric[metric]
+            child = series if part is None else series.labels(part)
+            if isinstance(child, Counter):
+                child.inc(value)
+            else:
+                child.set(value)
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join(CLOSE_SECONDS)
