@@ -22,9 +22,9 @@ or longer than the window, has one of ℓ².
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -147,7 +147,41 @@ def attention_by_varlen(
     return out.unsqueeze(0), None
 
 
-KERNELS = {SEGMENTS: attention_by_segments, VARLEN: attention_by_varlen}
+class Exchange(Protocol):
+    """Ranks that share the heads or the tokens of a pack, around the attention of one layer."""
+
+    def enter(
+        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """What this rank attends with: (1, heads, T, dim) of some heads, and all tokens of the pack."""
+        ...
+
+    def leave(self, out: torch.Tensor) -> torch.Tensor:
+        """(1, T, heads, dim) of these heads → what the layer goes on with."""
+        ...
+
+
+def set_exchange(attention: torch.nn.Module, exchange: Exchange) -> None:
+    """Have the kernels exchange around this layer's attention."""
+    attention.pack_exchange = exchange  # type: ignore[assignment]
+
+
+def exchanged(kernel: Callable[..., tuple[torch.Tensor, None]]) -> Callable[..., tuple[torch.Tensor, None]]:
+    """The kernel, between the two halves of a layer's exchange where it has one."""
+
+    def attention(
+        module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, None]:
+        exchange: Exchange | None = getattr(module, "pack_exchange", None)
+        if exchange is None:
+            return kernel(module, query, key, value, *args, **kwargs)
+        out, _ = kernel(module, *exchange.enter(query, key, value), *args, **kwargs)
+        return exchange.leave(out), None
+
+    return attention
+
+
+KERNELS = {SEGMENTS: exchanged(attention_by_segments), VARLEN: exchanged(attention_by_varlen)}
 
 
 def register() -> None:

@@ -11,8 +11,9 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -51,10 +52,20 @@ class PackSample:
 
 
 class BackboneHalf(Half):
-    """`one_by_one` is set by the load-time leak test where a model's layers mix tokens across samples (contract C5)."""
+    """
+    Attributes:
+        one_by_one: set by the load-time leak test where a model's layers mix tokens across samples (contract C5).
+        multiple: a forward's number of tokens is padded to a multiple of this, by a sample of its own that nothing
+            is trained on; more than 1 where ranks share the tokens.
+        cross_entropy: logits (K, own vocabulary) and (K,) target ids → sum of the token losses.
+    """
 
     forward_method = "logits"
     one_by_one: bool = False
+    multiple: int = 1
+    cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = staticmethod(
+        partial(cross_entropy, reduction="sum")
+    )
 
     @classmethod
     def load(
@@ -84,14 +95,18 @@ class BackboneHalf(Half):
         for group in groups:
             if group:
                 logits_KV, targets_K = self.logits(group, neighbours_visible)
-                total = total + cross_entropy(logits_KV.to(self._loss_dtype), targets_K, reduction="sum")
+                total = total + self.cross_entropy(logits_KV.to(self._loss_dtype), targets_K)
                 num_trained += len(targets_K)
         return total, num_trained
 
     def logits(
         self, samples: Sequence[PackSample], neighbours_visible: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """(K, vocabulary) logits of the K places whose next token is trained, and the (K,) ids of those tokens."""
+        """(K, vocabulary) logits of the K places whose next token is trained, and the (K,) ids of those tokens.
+
+        The vocabulary's rows are those that this rank holds.
+        """
+        samples = self._padded(samples)
         places, targets = self._targets(samples)
         with self.computing():
             output = self.model(
@@ -104,10 +119,16 @@ class BackboneHalf(Half):
             )
         return output.logits[0], targets
 
-    def stand_in(self) -> PackSample:
-        """Two tokens of text of which none is trained: it adds exact zeros to loss and gradients."""
-        ids = ordinary_ids(self.model.config)[:2]
-        return PackSample(torch.tensor(ids, device=self.device), torch.full((2,), IGNORED_LABEL, device=self.device))
+    def stand_in(self, num_tokens: int = 2) -> PackSample:
+        """Tokens of text of which none is trained: they add exact zeros to loss and gradients."""
+        token = ordinary_ids(self.model.config)[0]
+        input_ids = torch.full((num_tokens,), token, device=self.device)
+        return PackSample(input_ids, torch.full_like(input_ids, IGNORED_LABEL))
+
+    def _padded(self, samples: Sequence[PackSample]) -> list[PackSample]:
+        """The samples, and a stand-in where their number of tokens is no multiple of what it must be."""
+        missing = -sum(len(sample.input_ids) for sample in samples) % self.multiple
+        return [*samples, self.stand_in(missing)] if missing else list(samples)
 
     @property
     def _loss_dtype(self) -> torch.dtype:

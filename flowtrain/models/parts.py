@@ -116,7 +116,7 @@ def load_part(
             )
         parameter = nn.Parameter(tensor.to(device=device, dtype=dtype, copy=True))
         for place in places[name]:
-            _set_parameter(model, place, parameter)
+            set_parameter(model, place, parameter)
     for name, parameter in model.named_parameters():
         if table[name] not in part:
             parameter.requires_grad_(False)
@@ -145,7 +145,7 @@ def _stored_name(name: str, aliases: Iterable[str], files: dict[str, Path], fold
     raise ConfigError(f"{folder}: the weights lack {name}; fetch the model folder again, or set model.init: random")
 
 
-def _set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
+def set_parameter(model: nn.Module, name: str, parameter: nn.Parameter) -> None:
     owner, _, attribute = name.rpartition(".")
     setattr(model.get_submodule(owner), attribute, parameter)
 

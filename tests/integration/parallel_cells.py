@@ -1,0 +1,193 @@
+"""A half in pieces against the same half whole, on one set of rows: what the ranks of a parallel test run.
+
+`make_case` runs both halves whole in one process and writes features, loss and gradients; `run_encoder` and
+`run_backbone` run one half in pieces on every rank and return how far each number is from them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from PIL import Image
+from transformers import AutoProcessor
+
+from flowtrain.config.schema import Config
+from flowtrain.data.measure import prepare
+from flowtrain.models.backbone import BackboneHalf, PackSample
+from flowtrain.models.encoder import EncoderHalf
+from flowtrain.models.loading import ensure_weights
+from flowtrain.parallel.roles import TensorPlan, plan_tensor
+from flowtrain.parallel.tensor import apply_tensor, complete_gradients, describe, whole_of
+from flowtrain.update.collectives import Collectives
+
+CPU = torch.device("cpu")
+ROWS: list[tuple[list[tuple[int, int]], int]] = [
+    ([(40, 72)], 9),
+    ([], 12),
+    ([(50, 20), (64, 64), (30, 30)], 20),
+    ([(33, 57), (40, 40)], 2),
+    ([], 3),
+]
+"""(height, width) of each image of a row, and its text tokens; the last image of row 3 ends it but for two tokens."""
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass
+class Case:
+    """One family's rows and what the halves make of them whole. Picklable by torch."""
+
+    folder: Path
+    run_dir: Path
+    inputs: list[Tensors | None]
+    tokens: list[tuple[torch.Tensor, torch.Tensor]]
+    features: list[tuple[torch.Tensor, ...]]
+    feature_grads: list[tuple[torch.Tensor, ...]]
+    loss: float
+    grads: Tensors
+
+
+def config_of(folder: Path, run_dir: Path) -> Config:
+    return Config.model_validate(
+        {
+            "run": {"dir": str(run_dir), "seed": 5},
+            "model": {"path": str(folder), "init": "random", "dtype": "float64"},
+            "data": {"train": "unused.jsonl"},
+            "train": {"max_steps": 1},
+        }
+    )
+
+
+def make_case(folder: Path, run_dir: Path) -> Path:
+    """Run the family's halves whole; returns the file that the ranks read."""
+    encoder, backbone = _halves(folder, run_dir)
+    inputs, tokens = [], []
+    processor = AutoProcessor.from_pretrained(folder)
+    for number, (sizes, length) in enumerate(ROWS):
+        given, ids = _row(processor, backbone.model.config, sizes, length, number)
+        labels = ids.clone()
+        labels[: len(ids) // 2] = -100
+        labels[ids == backbone.model.config.image_token_id] = -100
+        inputs.append(given)
+        tokens.append((ids, labels))
+    case = Case(folder, run_dir, inputs, tokens, [], [], 0.0, {})
+    encoded = encoder.encode([given for given in inputs if given is not None])
+    leaves = [tuple(f.detach().requires_grad_() for f in features) for features in encoded]
+    case.loss = _run_packs(backbone, case, leaves)
+    case.features = [tuple(f.detach().clone() for f in features) for features in leaves]
+    case.feature_grads = [tuple(f.grad for f in features) for features in leaves]
+    flat, grads = [f for fs in encoded for f in fs], [g for gs in case.feature_grads for g in gs]
+    torch.autograd.backward(flat, grads)
+    for half in (encoder, backbone):
+        case.grads |= {name: p.grad for name, p in half.parameters_by_name().items() if p.grad is not None}
+    path = run_dir / "case.pt"
+    torch.save(case, path)
+    return path
+
+
+def run_encoder(group: Any, path: Path) -> dict[str, float]:
+    """Tensor parallelism over all of `group`."""
+    case: Case = torch.load(path, weights_only=False)
+    encoder, _ = _halves(case.folder, case.run_dir)
+    plan = plan_tensor(describe(encoder), dist.get_world_size(group))
+    apply_tensor(encoder, plan, group, 30.0)
+    encoded = encoder.encode([given for given in case.inputs if given is not None])
+    flat, grads = [f for fs in encoded for f in fs], [g for gs in case.feature_grads for g in gs]
+    torch.autograd.backward(flat, grads)
+    errors = {f"features {i}": _error(f, r) for i, (f, r) in enumerate(zip(flat, _flat(case.features), strict=True))}
+    return errors | _gradient_errors(encoder, plan, group, case)
+
+
+def run_backbone(group: Any, path: Path) -> dict[str, float]:
+    """Tensor parallelism over all of `group`."""
+    case: Case = torch.load(path, weights_only=False)
+    _, backbone = _halves(case.folder, case.run_dir)
+    plan = plan_tensor(describe(backbone), dist.get_world_size(group))
+    apply_tensor(backbone, plan, group, 30.0)
+    leaves = [tuple(f.requires_grad_() for f in features) for features in case.features]
+    errors = {"loss": abs(_run_packs(backbone, case, leaves) / case.loss - 1)}
+    pairs = zip(_flat(leaves), _flat(case.feature_grads), strict=True)
+    errors |= {f"gradient of features {i}": _error(leaf.grad, grad) for i, (leaf, grad) in enumerate(pairs)}
+    return errors | _gradient_errors(backbone, plan, group, case)
+
+
+def _halves(folder: Path, run_dir: Path) -> tuple[EncoderHalf, BackboneHalf]:
+    """Weights from the seed, but none that are all alike: norms of ones and projections of zeros would hide faults."""
+    config = config_of(folder, run_dir)
+    weights = ensure_weights(config)
+    halves = (
+        EncoderHalf.load(folder, weights, config, CPU, "float64"),
+        BackboneHalf.load(folder, weights, config, CPU, "float64"),
+    )
+    generator = torch.Generator().manual_seed(7)
+    for half in halves:
+        for parameter in half.parameters_by_name().values():
+            if bool((parameter == parameter.flatten()[0]).all()):
+                noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+                parameter.data.add_(noise, alpha=0.1)
+    return halves
+
+
+def _row(
+    processor: Any, config: Any, sizes: list[tuple[int, int]], length: int, seed: int
+) -> tuple[Tensors | None, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    text = torch.randint(64, 200, (length,), generator=generator)
+    if not sizes:
+        return None, text
+    noise = [torch.randint(0, 256, (*size, 3), generator=generator, dtype=torch.uint8) for size in sizes]
+    images = [Image.fromarray(values.numpy()) for values in noise]
+    token = getattr(processor, "boi_token", processor.image_token)
+    ids = processor(text=["a".join([token] * len(sizes))], images=[images], return_tensors="pt")["input_ids"][0]
+    given = {name: value for name, value in prepare(processor, images)[0].items() if isinstance(value, torch.Tensor)}
+    return given, torch.cat([text[: length // 2], ids, text[length // 2 :]])
+
+
+def _run_packs(backbone: BackboneHalf, case: Case, leaves: list[tuple[torch.Tensor, ...]]) -> float:
+    """Two packs, forward and backward; the sum of their losses."""
+    grids = [None if given is None else given.get("image_grid_thw") for given in case.inputs]
+    features = iter(leaves)
+    samples = [
+        PackSample(ids, labels, None if given is None else next(features), grid)
+        for (ids, labels), given, grid in zip(case.tokens, case.inputs, grids, strict=True)
+    ]
+    total = 0.0
+    for pack in (samples[:3], samples[3:]):
+        loss, trained = backbone.loss(pack)
+        assert trained > 0
+        loss.backward()
+        total += loss.item()
+    return total
+
+
+def _gradient_errors(half: EncoderHalf | BackboneHalf, plan: TensorPlan, group: Any, case: Case) -> dict[str, float]:
+    """Of every parameter's whole gradient, and of the norm that the ranks add up without gathering it."""
+    parameters = {name: p for name, p in half.parameters_by_name().items() if p.grad is not None}
+    add_up = partial(Collectives(group, "rank", 30.0).sum_, step=1)
+    complete_gradients({name: p.grad for name, p in parameters.items()}, plan, add_up)
+    rank = dist.get_rank(group)
+    mine = sum(float(p.grad.square().sum()) for name, p in parameters.items() if plan.counts(name, rank))
+    squares = torch.tensor(mine, dtype=torch.float64)
+    dist.all_reduce(squares, group=group)
+    expected = {name: case.grads[name] for name in half.parameters_by_name() if name in case.grads}
+    assert parameters.keys() == expected.keys()
+    norm = sum(float(grad.square().sum()) for grad in expected.values()) ** 0.5
+    errors = {"norm": abs(float(squares) ** 0.5 / norm - 1)}
+    for name, parameter in parameters.items():
+        errors[name] = _error(whole_of(name, parameter.grad, plan, group), expected[name], 1e-6 * norm)
+    return errors
+
+
+def _flat(of_samples: list[tuple[torch.Tensor, ...]]) -> list[torch.Tensor]:
+    return [tensor for tensors in of_samples for tensor in tensors]
+
+
+def _error(ours: torch.Tensor, reference: torch.Tensor, least: float = 0.0) -> float:
+    """‖difference‖ to ‖reference‖, or to `least` where that is more."""
+    assert ours.shape == reference.shape
+    return float((ours - reference).norm() / max(float(reference.norm()), least))
