@@ -7,7 +7,7 @@ from flowtrain.plan import LETTERS, Layout, layout_of
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
-LAUNCHED = {Role.PRODUCER: "r", Role.CONSUMER: "rf"}
+LAUNCHED = {Role.PRODUCER: "r", Role.CONSUMER: "rftc"}
 """Letters of the degrees that `flowtrain launch` runs; the others can be planned."""
 
 
@@ -61,6 +61,6 @@ def _problems(layout: Layout, role: Role, shape: ModelShape) -> list[str]:
     if other:
         found.append(
             f"{', '.join(f'{letter}{getattr(layout, LETTERS[letter])}' for letter in other)} can be planned and not "
-            f"launched yet: the {name} runs with {' and '.join(LAUNCHED[role])}"
+            f"launched yet: the {name} runs with {', '.join(LAUNCHED[role])}"
         )
     return found

@@ -43,7 +43,7 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
     Raises:
         PlanError: not even a pack of one full row for each rank fits.
     """
-    num_consumers = len(plan.consumers.ranks)
+    num_consumers = plan.consumers.layout.dp_degree
     largest = largest_block_bytes(config, shape)
     sending = min(plan.producers.ranks, key=lambda rank: rank.segment_bytes)
     needed = (num_consumers + gaps(sending.segment_bytes)) * largest

@@ -15,8 +15,10 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from flowtrain.config.schema import Config
 from flowtrain.data.reader import PayloadBlock
@@ -30,7 +32,11 @@ from flowtrain.update.updater import Updater
 
 @dataclass(slots=True)
 class ConsumerStage:
-    """`updater` is None when nothing on this side trains."""
+    """`rank` is the data-parallel rank, which may be several processes: `peers` is their group, and the one that
+    `leads` answers for all and writes gradients.
+
+    `updater` is None when nothing on this side trains.
+    """
 
     rank: int
     config: Config
@@ -38,6 +44,8 @@ class ConsumerStage:
     pool: PoolClient
     updater: Updater | None
     device: torch.device
+    peers: Any = None
+    leads: bool = True
     _idle_since: float = field(default_factory=time.perf_counter)
 
     def train(self, order: PackOrder, *payloads: PayloadBlock) -> PackTrained:
@@ -65,7 +73,9 @@ class ConsumerStage:
             loss_sum = float(loss.detach().double())
             if order.phase is Phase.TRAIN and loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
-        if order.return_gradients:
+        if self.peers is not None:
+            dist.barrier(self.peers)  # a gradient goes over the embedding that another peer may still read
+        if order.return_gradients and self.leads:
             pairs = zip(survivors, samples, strict=bool(survivors))
             used = {s.position: inputs.features for s, inputs in pairs if inputs.features is not None}
             self.pool.put_gradients([refs[position] for position in used], [*map(_gradients, used.values())])

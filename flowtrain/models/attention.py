@@ -161,22 +161,29 @@ class Exchange(Protocol):
         ...
 
 
-def set_exchange(attention: torch.nn.Module, exchange: Exchange) -> None:
-    """Have the kernels exchange around this layer's attention."""
-    attention.pack_exchange = exchange  # type: ignore[assignment]
+def add_exchange(attention: torch.nn.Module, exchange: Exchange) -> None:
+    """Have the kernels exchange around this layer's attention, inside of the exchanges that it has."""
+    attention.pack_exchanges = (*_exchanges(attention), exchange)  # type: ignore[assignment]
+
+
+def _exchanges(attention: torch.nn.Module) -> tuple[Exchange, ...]:
+    found: tuple[Exchange, ...] = getattr(attention, "pack_exchanges", ())
+    return found
 
 
 def exchanged(kernel: Callable[..., tuple[torch.Tensor, None]]) -> Callable[..., tuple[torch.Tensor, None]]:
-    """The kernel, between the two halves of a layer's exchange where it has one."""
+    """The kernel, inside of a layer's exchanges."""
 
     def attention(
         module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:
-        exchange: Exchange | None = getattr(module, "pack_exchange", None)
-        if exchange is None:
-            return kernel(module, query, key, value, *args, **kwargs)
-        out, _ = kernel(module, *exchange.enter(query, key, value), *args, **kwargs)
-        return exchange.leave(out), None
+        exchanges = _exchanges(module)
+        for exchange in exchanges:
+            query, key, value = exchange.enter(query, key, value)
+        out, _ = kernel(module, query, key, value, *args, **kwargs)
+        for exchange in reversed(exchanges):
+            out = exchange.leave(out)
+        return out, None
 
     return attention
 

@@ -11,15 +11,13 @@ Invariants
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.functional import cross_entropy
 
 from flowtrain.config.schema import Config
 from flowtrain.models.attention import ImageBlocks
@@ -27,6 +25,7 @@ from flowtrain.models.families import block_numbers, ordinary_ids, positions_of
 from flowtrain.models.features import encoder_outputs
 from flowtrain.models.half import Half, load_half
 from flowtrain.models.playback import play
+from flowtrain.models.share import ALONE, Share
 from flowtrain.types import Cut, Module, Playback
 
 IGNORED_LABEL = -100
@@ -55,17 +54,12 @@ class BackboneHalf(Half):
     """
     Attributes:
         one_by_one: set by the load-time leak test where a model's layers mix tokens across samples (contract C5).
-        multiple: a forward's number of tokens is padded to a multiple of this, by a sample of its own that nothing
-            is trained on; more than 1 where ranks share the tokens.
-        cross_entropy: logits (K, own vocabulary) and (K,) target ids → sum of the token losses.
+        share: how other ranks take part in each forward.
     """
 
     forward_method = "logits"
     one_by_one: bool = False
-    multiple: int = 1
-    cross_entropy: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = staticmethod(
-        partial(cross_entropy, reduction="sum")
-    )
+    share: Share = ALONE
 
     @classmethod
     def load(
@@ -90,24 +84,24 @@ class BackboneHalf(Half):
         `neighbours_visible` plants a fault: samples see those before them.
         """
         total = torch.zeros((), dtype=self._loss_dtype, device=self.device)
-        num_trained = 0
         groups = [[sample] for sample in samples] if self.one_by_one else [list(samples)]
         for group in groups:
             if group:
                 logits_KV, targets_K = self.logits(group, neighbours_visible)
-                total = total + self.cross_entropy(logits_KV.to(self._loss_dtype), targets_K)
-                num_trained += len(targets_K)
-        return total, num_trained
+                total = total + self.share.cross_entropy(logits_KV.to(self._loss_dtype), targets_K)
+        num_trained = sum(int((sample.labels[1:] != IGNORED_LABEL).sum()) for sample in samples)
+        return self.share.total(total), num_trained
 
     def logits(
         self, samples: Sequence[PackSample], neighbours_visible: bool = False
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """(K, vocabulary) logits of the K places whose next token is trained, and the (K,) ids of those tokens.
 
-        The vocabulary's rows are those that this rank holds.
+        Where ranks share the forward: of this rank's places, and of the rows of the vocabulary that it holds.
         """
         samples = self._padded(samples)
-        places, targets = self._targets(samples)
+        num_tokens = sum(len(sample.input_ids) for sample in samples)
+        places, targets = self.share.places(*self._targets(samples), num_tokens)
         with self.computing():
             output = self.model(
                 input_ids=torch.cat([sample.input_ids for sample in samples])[None],
@@ -127,7 +121,7 @@ class BackboneHalf(Half):
 
     def _padded(self, samples: Sequence[PackSample]) -> list[PackSample]:
         """The samples, and a stand-in where their number of tokens is no multiple of what it must be."""
-        missing = -sum(len(sample.input_ids) for sample in samples) % self.multiple
+        missing = -sum(len(sample.input_ids) for sample in samples) % self.share.multiple
         return [*samples, self.stand_in(missing)] if missing else list(samples)
 
     @property
@@ -169,7 +163,9 @@ class BackboneHalf(Half):
     def _encoder_outputs(self, samples: Sequence[PackSample]) -> Any:
         """Features of all samples in pack order, or None where no sample has images."""
         of_samples = [
-            self._projected(sample.features, sample.playback) for sample in samples if sample.features is not None
+            self._projected(tuple(map(self.share.features, sample.features)), sample.playback)
+            for sample in samples
+            if sample.features is not None
         ]
         if not of_samples:
             return None

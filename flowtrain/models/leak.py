@@ -159,24 +159,24 @@ def _text_ids(backbone: BackboneHalf, count: int, generator: torch.Generator) ->
 def _run(backbone: BackboneHalf, forward: Any, samples: Sequence[PackSample]) -> _Run:
     lengths = [len(sample.input_ids) for sample in samples]
     outputs: dict[str, list[torch.Tensor]] = {}
-    with _watching(backbone.model, lengths, outputs):
+    with _watching(backbone, lengths, outputs):
         logits, _ = forward(samples)
     outputs["logits"] = list(logits.split([length - 1 for length in lengths]))
     return _Run(outputs)
 
 
 @contextmanager
-def _watching(model: nn.Module, lengths: list[int], outputs: dict[str, list[torch.Tensor]]) -> Iterator[None]:
+def _watching(backbone: BackboneHalf, lengths: list[int], outputs: dict[str, list[torch.Tensor]]) -> Iterator[None]:
     """Keep the output of every decoder layer, split by sample."""
 
     def watch(name: str) -> Any:
         def keep(module: nn.Module, args: Any, output: Any) -> None:
             hidden = output[0] if isinstance(output, tuple) else output
-            outputs[name] = list(hidden[0].split(lengths))
+            outputs[name] = list(backbone.share.whole_tokens(hidden)[0][: sum(lengths)].split(lengths))
 
         return keep
 
-    handles = [layer.register_forward_hook(watch(name)) for name, layer in decoder_layers(model)]
+    handles = [layer.register_forward_hook(watch(name)) for name, layer in decoder_layers(backbone.model)]
     try:
         yield
     finally:

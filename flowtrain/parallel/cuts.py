@@ -34,6 +34,11 @@ class Cut:
     def degree(self) -> int:
         return len(self.ranges)
 
+    @property
+    def size(self) -> int:
+        """Of the whole, along `dim`."""
+        return max(stop for ranges in self.ranges for _, stop in ranges)
+
     @cached_property
     def owners(self) -> tuple[int, ...]:
         """For each rank the first one that holds the same: it counts in norms and writes checkpoints."""
@@ -105,7 +110,7 @@ def check_heads(what: str, num_heads: int, num_key_value_heads: int, degree: int
     if num_heads % degree or not shares:
         raise PlanError(
             f"{what}: {num_heads} attention heads and {num_key_value_heads} key-value heads do not divide by {degree} "
-            "tensor-parallel ranks; choose a degree that divides the heads and divides, or is divided by, the "
+            "ranks; choose a degree that divides the heads and divides, or is divided by, the "
             "key-value heads"
         )
 

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from flowtrain.parallel.mesh import AXES, DATA_AXES, Axis, coordinates, degrees, lines
+from flowtrain.parallel.mesh import AXES, DATA_AXES, PEER_AXES, SUMMED_AXES, Axis, coordinates, degrees, lines
 from flowtrain.plan import Layout
 
 Axes = tuple[Axis, ...]
@@ -43,6 +43,11 @@ class Groups:
         """The group of the side."""
         return self.over(AXES)
 
+    @property
+    def leads(self) -> bool:
+        """Whether this rank answers for its data-parallel rank."""
+        return self.counts(PEER_AXES)
+
     def counts(self, axes: Axes) -> bool:
         """Whether this rank speaks for those that hold the same: it is the first of them on all of `axes`."""
         place = coordinates(self.layout, self.rank)
@@ -54,7 +59,9 @@ def join_groups(layout: Layout, rank: int, device: torch.device, timeout_seconds
     wide: Axes = tuple(axis for axis, degree in degrees(layout).items() if degree > 1)
     data: Axes = tuple(axis for axis in wide if axis in DATA_AXES)
     by_axes = {}
-    for axes in dict.fromkeys((*((axis,) for axis in wide), data, wide)):
+    peers: Axes = tuple(axis for axis in wide if axis in PEER_AXES)
+    summed = [tuple(axis for axis in wide if axis in SUMMED_AXES and axis != cut) for cut in (None, "dp_shard")]
+    for axes in dict.fromkeys((*((axis,) for axis in wide), data, peers, *summed, wide)):
         if axes:
             by_axes[axes] = _group(lines(layout, axes), rank, layout.world_size, timedelta(seconds=timeout_seconds))
     needs_mesh = layout.world_size > layout.dp_replicate

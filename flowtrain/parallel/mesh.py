@@ -32,6 +32,12 @@ Coordinates = dict[Axis, int]
 AXES: tuple[Axis, ...] = ("pp", "dp_replicate", "dp_shard", "cp", "tp")
 """From the outside to the inside: the last one goes through neighbouring ranks."""
 
+PEER_AXES: tuple[Axis, ...] = ("pp", "cp", "tp")
+"""Axes whose ranks are one data-parallel rank."""
+
+SUMMED_AXES: tuple[Axis, ...] = ("dp_replicate", "dp_shard", "cp")
+"""Axes over which gradients are summed: their ranks see other packs, or other tokens."""
+
 DATA_AXES: tuple[Axis, ...] = ("dp_replicate", "dp_shard")
 """Axes over which the gradients of different packs are summed."""
 

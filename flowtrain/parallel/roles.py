@@ -116,7 +116,7 @@ def plan_tensor(tree: Tree, degree: int, what: str = "layout") -> TensorPlan:
     cuts: dict[str, Cut] = {}
     regions: list[Region] = []
     partial: set[str] = set()
-    _check_mixers(tree, degree, what)
+    _check_mixers(tree, what)
     for path in _modules(tree):
         region = _attention(tree, path, degree, what, cuts, partial) or _mlp(tree, path, degree, cuts)
         if region is not None:
@@ -199,12 +199,12 @@ def _cut_column(tree: Tree, linear: str, cut: Cut, cuts: dict[str, Cut]) -> None
         cuts[f"{linear}.bias"] = cut
 
 
-def _check_mixers(tree: Tree, degree: int, what: str) -> None:
+def _check_mixers(tree: Tree, what: str) -> None:
     for name in tree.shapes:
         if tree.stream is not None and not set(OTHER_MIXERS).isdisjoint(name.split(".")):
             raise PlanError(
-                f"{what}: the layer of {name} mixes tokens otherwise than by attention and cannot be cut over {degree} "
-                "tensor-parallel ranks: use tensor-parallel degree 1"
+                f"{what}: the layer of {name} mixes tokens otherwise than by attention and cannot be shared by "
+                "ranks: use copies, such as r2"
             )
 
 

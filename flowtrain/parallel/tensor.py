@@ -15,7 +15,7 @@ gradient, whole, on every rank; a parameter of `plan.cuts` has this rank's shape
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -25,7 +25,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
-from flowtrain.models.attention import set_exchange
+from flowtrain.models.attention import add_exchange
 from flowtrain.models.backbone import BackboneHalf
 from flowtrain.models.half import Half
 from flowtrain.models.parts import places_of, set_parameter
@@ -77,15 +77,10 @@ def apply_tensor(half: Half, plan: TensorPlan, group: Any, timeout_seconds: floa
         _cut_vocabulary(half, plan, rank, group)
 
 
-def pieces_of(whole: Mapping[str, torch.Tensor], plan: TensorPlan, rank: int) -> dict[str, torch.Tensor]:
-    """A rank's part of whole tensors."""
-    return {name: cut_tensor(tensor, plan.cuts.get(name), rank) for name, tensor in whole.items()}
-
-
 def cut_tensor(whole: Any, cut: Cut | None, rank: int) -> torch.Tensor:
     """A rank's part of a tensor, or of a slice of a safetensors file, of which only these bytes are read."""
     if cut is None:
-        tensor: torch.Tensor = whole[:]
+        tensor: torch.Tensor = whole[...]
         return tensor
     return torch.cat(take(whole, cut, rank), dim=cut.dim)
 
@@ -95,8 +90,7 @@ def whole_of(name: str, part: torch.Tensor, plan: TensorPlan, group: Any) -> tor
     cut = plan.cuts.get(name)
     if cut is None:
         return part
-    size = max(stop for ranges in cut.ranges for _, stop in ranges)
-    whole = part.new_zeros([size if dim == cut.dim else n for dim, n in enumerate(part.shape)])
+    whole = part.new_zeros([cut.size if dim == cut.dim else n for dim, n in enumerate(part.shape)])
     rank = dist.get_rank(group)
     if plan.counts(name, rank):
         for there, here in cut.pieces(rank):
@@ -188,7 +182,7 @@ def _join(model: nn.Module, region: Region, plan: TensorPlan, group: Any, sharer
     if region.heads is not None:
         _tell_heads(model.get_submodule(region.path), *region.heads)
     if sharers is not None:
-        set_exchange(model.get_submodule(region.path), _SharedHeads(sharers))
+        add_exchange(model.get_submodule(region.path), _SharedHeads(sharers))
 
 
 def _enter_first(
@@ -236,7 +230,8 @@ def _cut_stream(text_model: nn.Module, group: Any) -> None:
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         kwargs = {**kwargs, "inputs_embeds": take_chunk(kwargs["inputs_embeds"], group)}
         if kwargs.get("deepstack_visual_embeds") is not None:
-            kwargs |= own_levels(kwargs["visual_pos_masks"], kwargs["deepstack_visual_embeds"], group)
+            levels = [enter(level_VD, group) for level_VD in kwargs["deepstack_visual_embeds"]]
+            kwargs |= own_levels(kwargs["visual_pos_masks"], levels, group)
         return args, kwargs
 
     def out_of(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
@@ -248,7 +243,7 @@ def _cut_stream(text_model: nn.Module, group: Any) -> None:
 
 
 def own_levels(visual_1T: torch.Tensor, levels: list[torch.Tensor], group: Any) -> dict[str, Any]:
-    """The part of mask and deep-stack features that falls on this rank's tokens; features get whole gradients."""
+    """The part of mask and deep-stack features that falls on this rank's tokens."""
     length = visual_1T.shape[1] // dist.get_world_size(group)
     start = dist.get_rank(group) * length
     own = visual_1T[:, start : start + length]
@@ -256,7 +251,7 @@ def own_levels(visual_1T: torch.Tensor, levels: list[torch.Tensor], group: Any) 
     rows = slice(first, first + int(own.sum()))
     return {
         "visual_pos_masks": own,
-        "deepstack_visual_embeds": [enter(level_VD, group)[rows] for level_VD in levels],
+        "deepstack_visual_embeds": [level_VD[rows] for level_VD in levels],
     }
 
 
@@ -267,5 +262,9 @@ def _cut_vocabulary(half: BackboneHalf, plan: TensorPlan, rank: int, group: Any)
     embedding.padding_idx = padding - rows[0] if padding is not None and rows[0] <= padding < rows[1] else None
     embedding.num_embeddings = head.out_features = rows[1] - rows[0]
     embedding.forward = lambda ids: embed(embedding, ids, rows, group)
-    half.multiple = plan.degree
-    half.cross_entropy = partial(summed_cross_entropy, rows=rows, group=group)
+    half.share = replace(
+        half.share,
+        multiple=plan.degree,
+        whole_tokens=partial(enter_chunks, group=group),
+        cross_entropy=partial(summed_cross_entropy, rows=rows, group=group),
+    )

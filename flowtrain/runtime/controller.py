@@ -36,6 +36,7 @@ from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.flow import Flow, StepKey
 from flowtrain.runtime.ledger import Ledger
+from flowtrain.runtime.peers import Peers
 from flowtrain.runtime.replan import Calls, Rank, Replan
 from flowtrain.runtime.rows import EvalRows, RowFeed
 from flowtrain.runtime.signals import StopRequest
@@ -92,6 +93,7 @@ class Controller:
         schedule: Schedule,
         stop: StopRequest,
         replan: Replan,
+        peers: Peers,
         data_order: Mapping[str, Any],
         dump_to: Path | None = None,
     ) -> None:
@@ -107,6 +109,7 @@ class Controller:
         self.schedule = schedule
         self.stop = stop
         self.replan = replan
+        self.peers = peers
         self.data_order = data_order
         self.dump_to = dump_to
         self._ends: dict[StepKey, StepEnd] = {}
@@ -184,9 +187,10 @@ class Controller:
                 for request in rows.requests() if rows is not None else ():
                     read = (phase, request.start, request.count, request.block)
                     self._submit(Role.READER, request.reader, "read", *read)
-        for role, rank, order in self.flow.orders():
+        for role, dp, order in self.flow.orders():
             payloads = self.feed.payloads.handles(order.blocks) if isinstance(order, PackOrder) else ()
-            self._submit(role, rank, METHODS[type(order)], order, payloads=payloads)
+            for rank in self.peers.ranks(role, dp):
+                self._submit(role, rank, METHODS[type(order)], order, payloads=payloads)
 
     def _submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Any = ()) -> None:
         self._in_flight += 1
@@ -197,7 +201,13 @@ class Controller:
             raise true_cause(answer, self.executor)
         self._in_flight -= 1
         self._last_answer = time.monotonic()
-        value = self._answered[answer.role, answer.rank, answer.method] = answer.value
+        self._answered[answer.role, answer.rank, answer.method] = answer.value
+        for value in self.peers.answered(answer.role, answer.rank, answer.method, answer.value):
+            self._tell(answer, value)
+        self._advance()
+
+    def _tell(self, answer: Answer, value: Any) -> None:
+        """Those who decide hear of an answer; `value` is its own, or that of the peer who answers for all."""
         self.replan.saw(answer)
         match answer.method:
             case "read":
@@ -225,7 +235,6 @@ class Controller:
                 self._updating[value.step].updated(answer.role, answer.rank, value)
             case "save":
                 self.checkpoints.saved(answer.role, answer.rank)
-        self._advance()
 
     # --- composition --------------------------------------------------------------------------------------------------
 

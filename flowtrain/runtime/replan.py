@@ -94,7 +94,7 @@ def make_replan(
     most = most_producers(config, plan) if allocation.replan == "auto" else allocation.max_producers or 2 * number
     rule = Rule(
         max_producers=max(most, number),
-        num_consumers=len(consumers),
+        num_consumers=plan.consumers.layout.dp_degree,
         cores=plan.cpus if on_cpu else None,
         window=allocation.drift_window,
         threshold_percent=allocation.drift_percent,
@@ -105,7 +105,7 @@ def make_replan(
         return flops.real(flops.encode_cost(pack.samples)), flops.real(flops.pack_cost(pack.samples))
 
     drift = Drift(rule, number, _expected(config, plan, on_cpu))
-    watch = DriftWatch(drift, len(consumers), config.trainable_encoder, work)
+    watch = DriftWatch(drift, plan.consumers.layout.dp_degree, config.trainable_encoder, work)
     return Replan(config, plan, run_dir, composer, reduced_roles, watch)
 
 

@@ -35,6 +35,7 @@ from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.local import LocalExecutor
 from flowtrain.runtime.owners import producer_owners
+from flowtrain.runtime.peers import Peers
 from flowtrain.runtime.replan import make_replan
 from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.runtime.signals import StopRequest
@@ -251,7 +252,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         policy=config.packing.policy,
         max_tokens=config.packing.max_tokens,
         lookahead=config.packing.lookahead,
-        num_consumers=len(inputs.plan.consumers.ranks),
+        num_consumers=inputs.plan.consumers.layout.dp_degree,
         num_producers=len(inputs.plan.producers.ranks),
         trainable_encoder=config.trainable_encoder,
         max_unit_patches=config.producers.max_unit_patches,
@@ -321,7 +322,7 @@ def _controller(
         Directory({owner: rank.segment_bytes for owner, rank in zip(owners, producers, strict=True)}, journal),
         num_producers=len(producers),
         owners=owners,
-        num_consumers=len(plan.consumers.ranks),
+        num_consumers=plan.consumers.layout.dp_degree,
         trainable_encoder=config.trainable_encoder,
         reduced_roles=inputs.reduced_roles,
         payload_bytes=inputs.sample_bytes,
@@ -340,6 +341,7 @@ def _controller(
         schedule,
         stop,
         make_replan(config, plan, inputs.shape, inputs.run_dir, composer, inputs.reduced_roles, inputs.replay),
+        Peers({Role.PRODUCER: plan.producers.layout, Role.CONSUMER: plan.consumers.layout}),
         inputs.data_order,
         inputs.run_dir / "verify" if dump else None,
     )

@@ -44,6 +44,7 @@ from flowtrain.types import Phase, Role
 
 if TYPE_CHECKING:
     from flowtrain.parallel.groups import Groups
+    from flowtrain.parallel.holding import Holding
 
 SPANNED = frozenset({"restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"})
 """Methods whose name is kept in the span file, so that an abort can be told from outside."""
@@ -76,6 +77,7 @@ class StageSlot:
         self._spec: StageSpec | None = None
         self._store: Any = None
         self._joined = False
+        self._holding: Holding | None = None
 
     def call(self, method: str, args: Sequence[Any], payloads: Sequence[Any]) -> tuple[Any, Any]:
         """The method's answer, and for `read` the payload block beside it."""
@@ -179,11 +181,14 @@ class StageSlot:
 
     def _regroup(self, world_size: int, store_address: tuple[str, int] | None) -> None:
         """The stage keeps what it holds; `store_address` None: it is alone now."""
+        from flowtrain.parallel.holding import Holding
+
         assert self._spec is not None, "a stage joins others once it is built"
         store, self._store = self._store, None
         self._leave()
         self._spec = replace(self._spec, layout=Layout(dp_replicate=world_size), store=store_address)
         groups = self._join(self._spec, self.stage.config, store)
+        self._holding = Holding(groups)
         if self.stage.updater is not None:
             self.stage.updater.regroup(groups)
 
@@ -196,11 +201,11 @@ class StageSlot:
 
     def _export(self, folder: str) -> None:
         from flowtrain.models.export import write_part
-        from flowtrain.parallel.pieces import whole_tensor
 
         half = self.stage.encoder if self.role is Role.PRODUCER else self.stage.backbone
-        tensors = {name: whole_tensor(tensor) for name, tensor in half.tensors_by_name().items()}
         assert self._spec is not None
+        assert self._holding is not None
+        tensors = {name: self._holding.whole(name, tensor) for name, tensor in half.tensors_by_name().items()}
         if self._spec.rank_plan.rank == 0:
             write_part(tensors, Path(folder), str(self.role))
 
@@ -255,6 +260,7 @@ class StageSlot:
         from flowtrain.producer.stage import ProducerStage
 
         encoder = EncoderHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
+        self._holding = self._cut(encoder, groups, config)
         measure = open_measure(config)
         paths = {Phase.TRAIN: config.data.train, Phase.EVAL: config.data.eval}
         sources = {
@@ -276,25 +282,47 @@ class StageSlot:
         from flowtrain.consumer.stage import ConsumerStage
         from flowtrain.models.backbone import BackboneHalf
         from flowtrain.models.leak import check_packing
+        from flowtrain.parallel.mesh import PEER_AXES, dp_rank
 
         backbone = BackboneHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
-        self._shard(backbone, groups)
+        self._holding = self._cut(backbone, groups, config)
         if check_packing(backbone) == "one-by-one" and backbone.is_sharded:
             raise PlanError(
                 f"consumers.layout: samples of {type(backbone.model).__name__} go through the backbone one by one, and "
                 "ranks that share its parameters must run as many forwards each: use copies, such as r2"
             )
+        self._share_tokens(backbone, groups)
         pool = self._pool(config, spec)
         updater = self._updater(backbone, config, groups)
-        self.stage = ConsumerStage(spec.rank_plan.rank, config, backbone, pool, updater, device)
+        dp = dp_rank(groups.layout, groups.rank)
+        self.stage = ConsumerStage(dp, config, backbone, pool, updater, device, groups.over(PEER_AXES), groups.leads)
         return self._report(spec, config, backbone, None)
 
     @staticmethod
-    def _shard(half: Any, groups: Groups) -> None:
-        if groups.mesh is not None:
+    def _cut(half: Any, groups: Groups, config: Config) -> Holding:
+        """Over the tensor-parallel ranks, and what is left over those that share it."""
+        from flowtrain.parallel.holding import Holding
+
+        layout, plan = groups.layout, None
+        if layout.tp > 1:
+            from flowtrain.parallel.roles import plan_tensor
+            from flowtrain.parallel.tensor import apply_tensor, describe
+
+            plan = plan_tensor(describe(half), layout.tp, f"layout t{layout.tp}")
+            apply_tensor(half, plan, groups.over(("tp",)), config.run.timeout_seconds)
+        if layout.dp_shard > 1:
             from flowtrain.parallel.shard import shard
 
+            assert groups.mesh is not None
             shard(half, groups.mesh["dp_shard"])
+        return Holding(groups, plan)
+
+    @staticmethod
+    def _share_tokens(backbone: Any, groups: Groups) -> None:
+        if groups.layout.cp > 1:
+            from flowtrain.parallel.context import apply_context
+
+            apply_context(backbone, groups.over(("cp",)))
 
     def _updater(self, half: Any, config: Config, groups: Groups) -> Any:
         from flowtrain.update.updater import Updater
@@ -310,6 +338,7 @@ class StageSlot:
             frozenset(config.debug.faults),
             self.role,
             config.run.timeout_seconds,
+            None if self._holding is None else self._holding.plan,
         )
 
     def _pool(self, config: Config, spec: StageSpec) -> Any:

@@ -24,7 +24,7 @@ from torch import nn
 
 from flowtrain.errors import ConfigError, FlowTrainError, PlanError
 from flowtrain.models.weights import write_tensors
-from flowtrain.parallel.pieces import piece_of
+from flowtrain.parallel.holding import Holding
 from flowtrain.telemetry.files import sync, write_atomic
 
 PARAMETERS_FILE = "parameters.safetensors"
@@ -72,13 +72,14 @@ def load_side(
     folder: Path,
     parameters: Mapping[str, nn.Parameter],
     own: Mapping[str, nn.Parameter],
+    holding: Holding,
     optimizer: torch.optim.Optimizer,
     freeze: tuple[str, ...],
     trainable: tuple[str, ...],
 ) -> SavedState:
     """Put the state in `folder` into what this rank holds of `parameters`, and into `optimizer`.
 
-    `own`: the pieces that the optimizer works on.
+    `own`: the pieces that the optimizer works on; `holding`: how these lie in the whole.
 
     Raises:
         ConfigError: the state belongs to another run.
@@ -95,16 +96,21 @@ def load_side(
             f"resume with the model.path that the run began with"
         )
     stored = _read_tensors(folder / PARAMETERS_FILE)
-    _check(folder / PARAMETERS_FILE, stored, parameters)
-    moments = _moments(folder / OPTIMIZER_FILE, {name: parameters[name] for name in trainable})
+    whole = {
+        name: torch.empty(holding.shape(name, parameter), dtype=parameter.dtype, device="meta")
+        for name, parameter in parameters.items()
+    }
+    _check(folder / PARAMETERS_FILE, stored, whole)
+    moments = _moments(folder / OPTIMIZER_FILE, {name: whole[name] for name in trainable})
     with torch.no_grad():
         for name, parameter in parameters.items():
-            own[name].copy_(piece_of(stored[name], parameter))
+            own[name].copy_(holding.piece(name, stored[name], parameter))
     optimizer.state.clear()
     for name, of_name in moments.items():
         parameter = parameters[name]
         optimizer.state[own[name]] = {
-            moment: piece_of(tensor, parameter).to(parameter.device, copy=True) for moment, tensor in of_name.items()
+            moment: holding.piece(name, tensor, parameter).to(parameter.device, copy=True)
+            for moment, tensor in of_name.items()
         }
     return state
 
@@ -145,7 +151,7 @@ def _check(path: Path, stored: Mapping[str, torch.Tensor], wanted: Mapping[str, 
             )
 
 
-def _moments(path: Path, trainable: Mapping[str, nn.Parameter]) -> dict[str, dict[str, torch.Tensor]]:
+def _moments(path: Path, trainable: Mapping[str, torch.Tensor]) -> dict[str, dict[str, torch.Tensor]]:
     """Optimizer state by parameter name, checked; a parameter that was never updated has none."""
     by_name: dict[str, dict[str, torch.Tensor]] = {}
     for key, tensor in _read_tensors(path).items():

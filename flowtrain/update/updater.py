@@ -15,6 +15,7 @@ are ever changed.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -24,8 +25,11 @@ from flowtrain.config.schema import TrainConfig
 from flowtrain.messages import UpdateOrder
 from flowtrain.models.weights import write_tensors
 from flowtrain.parallel.groups import Groups
-from flowtrain.parallel.mesh import AXES, DATA_AXES
-from flowtrain.parallel.pieces import Axes, like_parameter, local_tensor, own_piece, split_axes, whole_tensor
+from flowtrain.parallel.holding import Holding
+from flowtrain.parallel.mesh import AXES, SUMMED_AXES
+from flowtrain.parallel.pieces import Axes, like_parameter, local_tensor, own_piece, split_axes
+from flowtrain.parallel.roles import TensorPlan
+from flowtrain.parallel.tensor import complete_gradients
 from flowtrain.types import Module, Role
 from flowtrain.update.collectives import Collectives
 from flowtrain.update.optimizer import make_optimizer
@@ -43,6 +47,7 @@ class Updater:
         groups: of the side's ranks.
         faults: faults planted on purpose (`debug.faults`); those of the update are handled here.
         timeout_seconds: longest wait for one collective.
+        tensor: how tensor-parallel ranks share the parameters; None where they do not.
     """
 
     def __init__(
@@ -54,6 +59,7 @@ class Updater:
         faults: frozenset[str] = frozenset(),
         role: Role = Role.CONSUMER,
         timeout_seconds: float = TIMEOUT_SECONDS,
+        tensor: TensorPlan | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         self.module_of = dict(module_of)
@@ -65,11 +71,13 @@ class Updater:
         self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
         self.optimizer = make_optimizer(self._own, self.module_of, train)
         self.timeout_seconds = timeout_seconds
+        self.tensor = tensor
         self.regroup(groups)
 
     def regroup(self, groups: Groups) -> None:
         """Sum over the ranks of another side's groups from here on."""
         self.groups = groups
+        self.holding = Holding(groups, self.tensor)
         self._side = self._collectives(AXES)
         self._sums = {axes: self._collectives(axes) for axes in sorted({self._due(name) for name in self.trainable})}
 
@@ -79,7 +87,7 @@ class Updater:
     def _due(self, name: str) -> Axes:
         """Axes over which the gradient of a parameter is still to be summed: those over which it is cut have been."""
         split = split_axes(self.parameters[name])
-        return tuple(axis for axis in DATA_AXES if axis not in split)
+        return tuple(axis for axis in SUMMED_AXES if axis not in split)
 
     def reduce(self) -> dict[Module, float]:
         """Sum over ranks; returns Σg² in float64 of each module that a sample reached on any rank."""
@@ -92,12 +100,15 @@ class Updater:
                 parameter.grad = torch.zeros_like(parameter)
         for axes, collectives in self._sums.items():
             collectives.sum_([_gradient(p) for name, p in present.items() if self._due(name) == axes], step)
+        if self.tensor is not None:
+            add_up = partial(self._collectives(("tp",)).sum_, step=step)
+            complete_gradients({name: _gradient(p) for name, p in present.items()}, self.tensor, add_up)
         if "encoder_gradient_divided_by_producers" in self.faults:
             self._divide_encoder(present)
         square_sums: dict[Module, float] = {}
         for name, parameter in present.items():
-            copies = tuple(axis for axis in AXES if axis not in split_axes(parameter))
-            square = float(_gradient(parameter).double().square().sum()) if self.groups.counts(copies) else 0.0
+            counts = self.holding.counts(name, parameter)
+            square = float(_gradient(parameter).double().square().sum()) if counts else 0.0
             module = self.module_of[name]
             square_sums[module] = square_sums.get(module, 0.0) + square
         return dict(zip(square_sums, self._side.total(list(square_sums.values()), step), strict=True))
@@ -120,15 +131,15 @@ class Updater:
 
     def _dump(self, tensors: Mapping[str, torch.Tensor], folder: Path, kind: str) -> None:
         """Whole tensors into one file of this side; every rank takes part, the first one writes."""
-        whole = {name: whole_tensor(tensor) for name, tensor in tensors.items()}
+        whole = {name: self.holding.whole(name, tensor) for name, tensor in tensors.items()}
         if self.groups.rank == 0:
             write_tensors(whole, folder / f"{self.role.value}-{kind}.safetensors")
 
     def save(self, folder: Path) -> None:
         """Write the state of this side; every rank takes part, the first one writes."""
-        parameters = {name: whole_tensor(parameter) for name, parameter in self.parameters.items()}
+        parameters = {name: self.holding.whole(name, parameter) for name, parameter in self.parameters.items()}
         moments = {
-            f"{moment}/{name}": whole_tensor(like_parameter(state[moment], self.parameters[name]))
+            f"{moment}/{name}": self.holding.whole(name, like_parameter(state[moment], self.parameters[name]))
             for name, own in self._own.items()
             if (state := self.optimizer.state.get(own))
             for moment in MOMENTS
@@ -139,7 +150,7 @@ class Updater:
     def load(self, folder: Path) -> None:
         """Go on from `folder`: parameters, moments and step, bit for bit."""
         self.step = load_side(
-            folder, self.parameters, self._own, self.optimizer, self._freeze, tuple(self.trainable)
+            folder, self.parameters, self._own, self.holding, self.optimizer, self._freeze, tuple(self.trainable)
         ).step
 
     @property

@@ -6,24 +6,31 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from PIL import Image
 from transformers import AutoProcessor
 
-from flowtrain.config.schema import Config
+from flowtrain.config.schema import Config, TrainConfig
 from flowtrain.data.measure import prepare
 from flowtrain.models.backbone import BackboneHalf, PackSample
 from flowtrain.models.encoder import EncoderHalf
+from flowtrain.models.leak import check_packing
 from flowtrain.models.loading import ensure_weights
+from flowtrain.parallel.context import apply_context
+from flowtrain.parallel.groups import join_groups
+from flowtrain.parallel.mesh import dp_rank
 from flowtrain.parallel.roles import TensorPlan, plan_tensor
+from flowtrain.parallel.shard import shard
 from flowtrain.parallel.tensor import apply_tensor, complete_gradients, describe, whole_of
+from flowtrain.plan import layout_of
 from flowtrain.update.collectives import Collectives
+from flowtrain.update.updater import Updater
 
 CPU = torch.device("cpu")
 ROWS: list[tuple[list[tuple[int, int]], int]] = [
@@ -103,17 +110,51 @@ def run_encoder(group: Any, path: Path) -> dict[str, float]:
     return errors | _gradient_errors(encoder, plan, group, case)
 
 
-def run_backbone(group: Any, path: Path) -> dict[str, float]:
-    """Tensor parallelism over all of `group`."""
+def run_backbone(group: Any, path: Path, axis: Literal["tp", "cp"]) -> dict[str, float]:
+    """One axis over all of `group`."""
     case: Case = torch.load(path, weights_only=False)
     _, backbone = _halves(case.folder, case.run_dir)
     plan = plan_tensor(describe(backbone), dist.get_world_size(group))
-    apply_tensor(backbone, plan, group, 30.0)
+    if axis == "tp":
+        apply_tensor(backbone, plan, group, 30.0)
+        assert check_packing(backbone) == "packed"
+    else:
+        apply_context(backbone, group)
+        plan = replace(plan, cuts={}, partial=frozenset(backbone.parameters_by_name()))
     leaves = [tuple(f.requires_grad_() for f in features) for features in case.features]
     errors = {"loss": abs(_run_packs(backbone, case, leaves) / case.loss - 1)}
     pairs = zip(_flat(leaves), _flat(case.feature_grads), strict=True)
     errors |= {f"gradient of features {i}": _error(leaf.grad, grad) for i, (leaf, grad) in enumerate(pairs)}
     return errors | _gradient_errors(backbone, plan, group, case)
+
+
+def run_cut_twice(group: Any, path: Path, layout: str) -> dict[str, float]:
+    """The backbone over two axes; data-parallel ranks have a pack each."""
+    case: Case = torch.load(path, weights_only=False)
+    _, backbone = _halves(case.folder, case.run_dir)
+    groups = join_groups(layout_of(layout), dist.get_rank(group), CPU, 30.0)
+    plan = plan_tensor(describe(backbone), groups.layout.tp) if groups.layout.tp > 1 else None
+    if plan is not None:
+        apply_tensor(backbone, plan, groups.over(("tp",)), 30.0)
+    if groups.layout.dp_shard > 1:
+        assert groups.mesh is not None
+        shard(backbone, groups.mesh["dp_shard"])
+    if groups.layout.cp > 1:
+        apply_context(backbone, groups.over(("cp",)))
+    parameters = {name: p for name, p in backbone.parameters_by_name().items() if p.requires_grad}
+    updater = Updater(parameters, backbone.module_of(), TrainConfig(max_steps=1), groups, tensor=plan)
+    samples = _samples(case, case.features)
+    packs = (samples[:3], samples[3:])
+    own = packs if groups.layout.dp_degree == 1 else (packs[dp_rank(groups.layout, groups.rank)],)
+    for pack in own:
+        backbone.loss(pack)[0].backward()
+    expected = {name: case.grads[name] for name in parameters}
+    norm = sum(float(grad.square().sum()) for grad in expected.values()) ** 0.5
+    errors = {"norm": abs(sum(updater.reduce().values()) ** 0.5 / norm - 1)}
+    for name, parameter in parameters.items():
+        assert parameter.grad is not None
+        errors[name] = _error(updater.holding.whole(name, parameter.grad), expected[name], 1e-6 * norm)
+    return errors
 
 
 def _halves(folder: Path, run_dir: Path) -> tuple[EncoderHalf, BackboneHalf]:
@@ -150,12 +191,7 @@ def _row(
 
 def _run_packs(backbone: BackboneHalf, case: Case, leaves: list[tuple[torch.Tensor, ...]]) -> float:
     """Two packs, forward and backward; the sum of their losses."""
-    grids = [None if given is None else given.get("image_grid_thw") for given in case.inputs]
-    features = iter(leaves)
-    samples = [
-        PackSample(ids, labels, None if given is None else next(features), grid)
-        for (ids, labels), given, grid in zip(case.tokens, case.inputs, grids, strict=True)
-    ]
+    samples = _samples(case, leaves)
     total = 0.0
     for pack in (samples[:3], samples[3:]):
         loss, trained = backbone.loss(pack)
@@ -163,6 +199,15 @@ def _run_packs(backbone: BackboneHalf, case: Case, leaves: list[tuple[torch.Tens
         loss.backward()
         total += loss.item()
     return total
+
+
+def _samples(case: Case, leaves: list[tuple[torch.Tensor, ...]]) -> list[PackSample]:
+    grids = [None if given is None else given.get("image_grid_thw") for given in case.inputs]
+    features = iter(leaves)
+    return [
+        PackSample(ids, labels, None if given is None else next(features), grid)
+        for (ids, labels), given, grid in zip(case.tokens, case.inputs, grids, strict=True)
+    ]
 
 
 def _gradient_errors(half: EncoderHalf | BackboneHalf, plan: TensorPlan, group: Any, case: Case) -> dict[str, float]:

@@ -11,6 +11,8 @@ CELLS = {
     "all trainable": ("r1", "f2", "[]"),
     "only projector": ("r1", "f2", "[encoder, backbone]"),
     "backbone frozen": ("r2", "f2", "[backbone]"),
+    "tensor parallel": ("r2", "t2", "[]"),
+    "tensor parallel, only projector": ("r1", "t2", "[encoder, backbone]"),
 }
 
 

@@ -175,7 +175,7 @@ def test_layouts() -> None:
         (Role.CONSUMER, "p5", "p5 cuts 4 layers of the backbone into 5 stages"),
         (Role.CONSUMER, "f3e3", "e3 divides 4 experts of the backbone by 3"),
         (Role.CONSUMER, "e4", "e4 borrows its ranks from f1 and c1, which are 1"),
-        (Role.CONSUMER, "r2t2", "t2 can be planned and not launched yet: the backbone runs with r and f"),
+        (Role.CONSUMER, "r2p2", "p2 can be planned and not launched yet: the backbone runs with r, f, t, c"),
         (Role.PRODUCER, "t3", "t3 divides 4 attention heads of the encoder by 3"),
         (Role.PRODUCER, "p2", "an encoder is cut by r, f and t only"),
     ],

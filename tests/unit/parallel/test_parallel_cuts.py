@@ -117,7 +117,7 @@ def test_a_region_begins_at_its_linears_where_something_lies_before_them() -> No
 @pytest.mark.parametrize(
     ("shapes", "says"),
     [
-        (attention("m.attn"), "m.attn: 4 attention heads and 2 key-value heads do not divide by 3 tensor-parallel"),
+        (attention("m.attn"), "m.attn: 4 attention heads and 2 key-value heads do not divide by 3 ranks"),
         (attention("m.attn") | {"m.attn.q_norm.weight": (32,)}, "q_norm.weight of shape"),
         (attention("m.attn") | {"m.attn.o_proj.weight": (32, 16)}, "4 heads of 8 and an output of 16"),
         ({"m.mixer.conv1d.weight": (8, 1, 4)}, "m.mixer.conv1d.weight mixes tokens otherwise"),

@@ -1,0 +1,36 @@
+"""Orders to a data-parallel rank reach all its ranks; it has answered when the slowest of them has."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from flowtrain.plan import layout_of
+from flowtrain.runtime.peers import Peers
+from flowtrain.types import Role
+
+
+def test_an_order_goes_to_all_ranks_of_a_data_parallel_rank() -> None:
+    peers = Peers({Role.PRODUCER: layout_of("r2"), Role.CONSUMER: layout_of("f2t2")})
+    assert [peers.ranks(Role.CONSUMER, dp) for dp in (0, 1)] == [(0, 1), (2, 3)]
+    assert [peers.ranks(Role.PRODUCER, rank) for rank in (0, 5)] == [(0,), (5,)]
+
+
+@given(st.permutations([rank for rank in range(4) for _ in range(3)]))
+def test_answers_are_told_once_the_last_peer_has_answered(order: list[int]) -> None:
+    """Three packs on each rank of f2t2, answers in any interleaving: the first peer's n-th with the last n-th."""
+    peers = Peers({Role.CONSUMER: layout_of("f2t2")})
+    given_so_far, told = [0] * 4, [0, 0]
+    for rank in order:
+        values = peers.answered(Role.CONSUMER, rank, "train", (rank, given_so_far[rank]))
+        given_so_far[rank] += 1
+        dp = rank // 2
+        assert values == ((2 * dp, told[dp]),)[: min(given_so_far[2 * dp : 2 * dp + 2]) - told[dp]]
+        told[dp] += len(values)
+    assert told == [3, 3]
+
+
+def test_what_every_rank_does_for_itself_is_told_as_it_comes() -> None:
+    peers = Peers({Role.CONSUMER: layout_of("t2")})
+    assert peers.answered(Role.CONSUMER, 1, "reduce", "mine") == ("mine",)
+    assert peers.answered(Role.READER, 1, "read", "rows") == ("rows",)
