@@ -6,10 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
+from torch import Tensor
 from torch.nn.functional import cross_entropy
-
-Tensor = torch.Tensor
 
 
 def _same(tensor: Tensor) -> Tensor:

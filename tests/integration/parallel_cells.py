@@ -129,9 +129,10 @@ def run_backbone(group: Any, path: Path, axis: Literal["tp", "cp"]) -> dict[str,
 
 
 def run_cut_twice(group: Any, path: Path, layout: str) -> dict[str, float]:
-    """The backbone over two axes; data-parallel ranks have a pack each."""
+    """The backbone over two axes, each layer computed again in the backward; data-parallel ranks have a pack each."""
     case: Case = torch.load(path, weights_only=False)
     _, backbone = _halves(case.folder, case.run_dir)
+    backbone.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     groups = join_groups(layout_of(layout), dist.get_rank(group), CPU, 30.0)
     plan = plan_tensor(describe(backbone), groups.layout.tp) if groups.layout.tp > 1 else None
     if plan is not None:

@@ -12,6 +12,7 @@ CELLS = {
     "only projector": ("r1", "f2", "[encoder, backbone]"),
     "backbone frozen": ("r2", "f2", "[backbone]"),
     "tensor parallel": ("r2", "t2", "[]"),
+    "context parallel": ("r1", "c2", "[]"),
     "tensor parallel, only projector": ("r1", "t2", "[encoder, backbone]"),
 }
 
