@@ -148,7 +148,8 @@ def test_a_broken_picture_ends_the_run_in_the_producer(rows: Any, tmp_path: Path
 
 def test_a_broken_picture_is_skipped_and_counted(rows: Any, tmp_path: Path) -> None:
     file = rows(tear_picture)
-    with Launch("digits", tmp_path / "run", *HERE, f"data.train={file}", "train.max_steps=8") as launch:
+    overrides = (f"data.train={file}", "train.max_steps=null", "train.epochs=1")
+    with Launch("digits", tmp_path / "run", *HERE, *overrides) as launch:
         assert launch.end(within=90) == 0, launch.err
         summary = json.loads((tmp_path / "run/summary.json").read_text())
         assert summary["rows"]["skipped"] == {"image-undecodable": {"count": 1, "ids": ["row-7"]}}, summary
