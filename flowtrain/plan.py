@@ -28,6 +28,10 @@ class Layout:
         """Data-parallel ranks: those that get packs, or units, of their own."""
         return self.dp_replicate * self.dp_shard
 
+    def leads(self, rank: int) -> bool:
+        """Whether a rank answers for its data-parallel rank: it is the first of these, who are neighbours in a stage."""
+        return rank < self.world_size // self.pp and rank % (self.tp * self.cp) == 0
+
 
 LETTERS = {"r": "dp_replicate", "f": "dp_shard", "t": "tp", "c": "cp", "p": "pp", "e": "ep"}
 
@@ -77,6 +81,11 @@ class ModulePlan:
     role: Role
     layout: Layout
     ranks: tuple[RankPlan, ...]
+
+    @property
+    def leading(self) -> tuple[RankPlan, ...]:
+        """A rank for each data-parallel rank: the one that answers for it, and owns what it puts into the pool."""
+        return tuple(rank for rank in self.ranks if self.layout.leads(rank.rank))
 
 
 @dataclass(frozen=True, slots=True)

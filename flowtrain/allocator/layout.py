@@ -7,7 +7,7 @@ from flowtrain.plan import LETTERS, Layout, layout_of
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
-LAUNCHED = {Role.PRODUCER: "r", Role.CONSUMER: "rftc"}
+LAUNCHED = {Role.PRODUCER: "rt", Role.CONSUMER: "rftc"}
 """Letters of the degrees that `flowtrain launch` runs; the others can be planned."""
 
 

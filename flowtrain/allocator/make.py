@@ -60,7 +60,7 @@ def make_plan(
     on_gpu = _devices(config, sides, sizes, inventory)
     threads = _threads(sides, sizes, inventory.cpus, colocated)
     homes = _homes(config, sides, sizes, threads, on_gpu, nodes)
-    segment_bytes = divide(config, shape, homes)
+    segment_bytes = divide(config, shape, homes, layouts[Role.PRODUCER])
     modules = {}
     for role in sides:
         ranks = tuple(

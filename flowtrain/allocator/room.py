@@ -45,11 +45,11 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
     """
     num_consumers = plan.consumers.layout.dp_degree
     largest = largest_block_bytes(config, shape)
-    sending = min(plan.producers.ranks, key=lambda rank: rank.segment_bytes)
+    sending = min(plan.producers.leading, key=lambda rank: rank.segment_bytes)
     needed = (num_consumers + gaps(sending.segment_bytes)) * largest
     if needed > sending.segment_bytes:
         raise PlanError(
-            f"pool.bytes gives each of {len(plan.producers.ranks)} producers a segment of {sending.segment_bytes} "
+            f"pool.bytes gives each of {len(plan.producers.leading)} producers a segment of {sending.segment_bytes} "
             f"bytes and a slot of {num_consumers} packs with one full row of {config.max_row_tokens} tokens each needs "
             f"{needed} bytes: {_remedy(plan, sending, needed)}"
         )

@@ -17,6 +17,7 @@ from flowtrain.allocator.place import Homes
 from flowtrain.allocator.room import BLOCK_HEADER_BYTES, PACKS_HELD, PAGE_BYTES, largest_block_bytes, to_pages
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
+from flowtrain.plan import Layout
 from flowtrain.shapes import ALIGNMENT, ModelShape, payload_bytes
 from flowtrain.types import Role
 
@@ -27,13 +28,15 @@ MAX_OWNERS_PER_NODE = 64
 """Segments of one node that an address can tell apart; a test holds it together with `flowtrain.pool.address`."""
 
 
-def divide(config: Config, shape: ModelShape, homes: Homes) -> dict[Role, tuple[int, ...]]:
-    """Bytes of every rank's own segment.
+def divide(config: Config, shape: ModelShape, homes: Homes, encoder: Layout) -> dict[Role, tuple[int, ...]]:
+    """Bytes of every rank's own segment; of producers that encode as one, with the layout `encoder`, the first has one.
 
     Raises:
         PlanError: the transport that the config asks for does not reach from node to node, or too many owners.
     """
-    producers, consumers = homes[Role.PRODUCER], homes[Role.CONSUMER]
+    leads = [encoder.leads(rank) for rank in range(len(homes[Role.PRODUCER]))]
+    producers = [node for node, leading in zip(homes[Role.PRODUCER], leads, strict=True) if leading]
+    consumers = homes[Role.CONSUMER]
     transport = config.pool.transport
     if transport == "shm" and len({*producers, *consumers}) > 1:
         raise PlanError(
@@ -56,7 +59,10 @@ def divide(config: Config, shape: ModelShape, homes: Homes) -> dict[Role, tuple[
     for node, num_bytes in zip(consumers, received, strict=True):
         taken[node] += num_bytes
     sharing = Counter(producers)
-    sent = [(config.pool.bytes - taken[node]) // sharing[node] // PAGE_BYTES * PAGE_BYTES for node in producers]
+    sent = [
+        (config.pool.bytes - taken[node]) // sharing[node] // PAGE_BYTES * PAGE_BYTES if leading else 0
+        for node, leading in zip(homes[Role.PRODUCER], leads, strict=True)
+    ]
     return {Role.PRODUCER: tuple(sent), Role.CONSUMER: tuple(received)}
 
 

@@ -46,7 +46,7 @@ class Groups:
     @property
     def leads(self) -> bool:
         """Whether this rank answers for its data-parallel rank."""
-        return self.counts(PEER_AXES)
+        return self.layout.leads(self.rank)
 
     def counts(self, axes: Axes) -> bool:
         """Whether this rank speaks for those that hold the same: it is the first of them on all of `axes`."""

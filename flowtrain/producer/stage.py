@@ -12,11 +12,13 @@ parameters.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from flowtrain.config.schema import Config
 from flowtrain.data.images import BadImage, EncoderInputs
@@ -54,7 +56,11 @@ class _Kept:
 
 @dataclass(slots=True)
 class ProducerStage:
-    """`updater` is None when nothing on this side trains; `sources` holds the images of each phase."""
+    """`rank` is the data-parallel rank, which may be several processes: `peers` is their group. All of them encode; the
+    one that `leads` answers, puts features into the pool and hands their gradients to the others.
+
+    `updater` is None when nothing on this side trains; `sources` holds the images of each phase.
+    """
 
     rank: int
     config: Config
@@ -63,6 +69,8 @@ class ProducerStage:
     sources: Mapping[Phase, EncoderInputs]
     updater: Updater | None
     features: tuple[FeatureSpec, ...]
+    peers: Any = None
+    leads: bool = True
     version: int = 0
     _kept: dict[UnitId, _Kept] = field(default_factory=dict)
     _stale: dict[str, torch.Tensor] | None = None
@@ -74,7 +82,8 @@ class ProducerStage:
         start = time.perf_counter()
         waited = start - self._idle_since
         self._sleep()
-        self.pool.free(order.free)
+        if self.leads:
+            self.pool.free(order.free)
         unit = order.unit
         inputs, bad = self._load(unit)
         planted = self.config.debug.faults
@@ -83,8 +92,8 @@ class ProducerStage:
         good = [sample for sample in unit.samples if sample.position in inputs]
         encoded = self._encode([inputs[s.position] for s in good], grad=order.keep_graph and self._keeps_graph)
         by_position = dict(zip((s.position for s in good), encoded, strict=True))
-        refs = self._put(unit, by_position, inputs)
-        if order.keep_graph and refs:
+        refs = self._put(unit, by_position, inputs) if self.leads else ()
+        if order.keep_graph and encoded:
             graph = encoded if self._keeps_graph else None
             self._kept[unit.id] = _Kept(refs, graph, [] if graph else [inputs[s.position] for s in good])
         self._idle_since = time.perf_counter()
@@ -97,8 +106,9 @@ class ProducerStage:
         for unit in order.units:
             kept = self._kept.pop(unit)
             features = kept.features or self._encode(kept.inputs, grad=True)
-            gradients = self.pool.gradients_all(kept.refs)
-            if "image_gradient_dropped" in self.config.debug.faults and unit.step == 1 and unit.number == 0:
+            gradients = self._gradients(kept.refs, features)
+            planted = "image_gradient_dropped" in self.config.debug.faults and unit.step == 1 and unit.number == 0
+            if planted and kept.refs:
                 faults.drop_image_gradient(kept.refs[0], gradients[0])
             pairs = [
                 (feature, gradient.to(feature.device, feature.dtype))
@@ -158,6 +168,18 @@ class ProducerStage:
             return []
         with torch.set_grad_enabled(grad), faults.stale_parameters(self.encoder, self._stale):
             return self.encoder.encode(inputs)
+
+    def _gradients(self, refs: Sequence[EmbeddingRef], features: list[Features]) -> list[list[torch.Tensor]]:
+        """Those of each sample's features: from the pool, or from the peer that reads them there."""
+        if self.peers is None:
+            return self.pool.gradients_all(refs)
+        if self.leads:
+            of_samples = [[gradient.clone() for gradient in grads] for grads in self.pool.gradients_all(refs)]
+        else:
+            of_samples = [[torch.empty(f.shape, dtype=f.dtype) for f in of_sample] for of_sample in features]
+        for gradient in (gradient for grads in of_samples for gradient in grads):
+            dist.broadcast(gradient, group=self.peers, group_src=0)
+        return of_samples
 
     def _put(
         self, unit: EncodeUnit, encoded: Mapping[int, Features], inputs: Mapping[int, Inputs]

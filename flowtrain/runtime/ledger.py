@@ -323,7 +323,7 @@ class Ledger:
             _add(costs, pack.rank, pack.cost)
         whole = [pack for pack in step.packs if pack.cost and not any(s.position in book.bad for s in pack.samples)]
         times = [(pack.cost, book.pack_seconds[pack.slot, pack.rank]) for pack in whole]
-        producers = range(len(self.plan.producers.ranks))
+        producers = range(len(self.plan.producers.leading))
         waiting = Role.CONSUMER if self.config.trainable_encoder else None
         return StepMetrics(
             step=step.index,

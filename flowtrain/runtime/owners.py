@@ -30,6 +30,6 @@ def new_owner(node: int, taken: Collection[int]) -> int:
 
 
 def producer_owners(plan: Plan) -> tuple[int, ...]:
-    """Owner ids by producer rank."""
+    """Owner ids by the data-parallel rank of producers."""
     owners = owner_ids(plan)
-    return tuple(owners[Role.PRODUCER, rank.rank] for rank in plan.producers.ranks)
+    return tuple(owners[Role.PRODUCER, rank.rank] for rank in plan.producers.leading)

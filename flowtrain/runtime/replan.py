@@ -197,7 +197,8 @@ class Replan:
 
     def ranks_at(self, step: int) -> frozenset[Rank]:
         """The ranks that reduce and update at the end of `step`."""
-        sides = {Role.PRODUCER: self.producers_at(step), Role.CONSUMER: len(self.plan.consumers.ranks)}
+        peers = len(self.plan.producers.ranks) // len(self.plan.producers.leading)
+        sides = {Role.PRODUCER: self.producers_at(step) * peers, Role.CONSUMER: len(self.plan.consumers.ranks)}
         return frozenset((role, rank) for role in self.reduced_roles for rank in range(sides[role]))
 
     def due(self, caller: Caller, composed: int, updating: bool) -> bool:

@@ -253,7 +253,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         max_tokens=config.packing.max_tokens,
         lookahead=config.packing.lookahead,
         num_consumers=inputs.plan.consumers.layout.dp_degree,
-        num_producers=len(inputs.plan.producers.ranks),
+        num_producers=len(inputs.plan.producers.leading),
         trainable_encoder=config.trainable_encoder,
         max_unit_patches=config.producers.max_unit_patches,
         max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
@@ -315,7 +315,7 @@ def _controller(
     )
     feed = RowFeed(stream, composer, payloads, BadShare(config.data.max_bad_share, num_rows))
     eval_rows = EvalRows(len(inputs.eval), BLOCK_ROWS, plan.readers, payloads) if inputs.eval is not None else None
-    producers = plan.producers.ranks
+    producers = plan.producers.leading
     owners = producer_owners(plan)
     journal = ledger.files.pool_event if config.debug.pool_journal else None
     flow = Flow(

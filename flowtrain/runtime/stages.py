@@ -257,6 +257,7 @@ class StageSlot:
         from flowtrain.data.measure import open_measure
         from flowtrain.data.sources import open_source
         from flowtrain.models.encoder import EncoderHalf
+        from flowtrain.parallel.mesh import PEER_AXES, dp_rank
         from flowtrain.producer.stage import ProducerStage
 
         encoder = EncoderHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
@@ -268,13 +269,15 @@ class StageSlot:
         }
         pool = self._pool(config, spec)
         self.stage = ProducerStage(
-            spec.rank_plan.rank,
+            dp_rank(groups.layout, groups.rank),
             config,
             encoder,
             pool,
             sources,
             self._updater(encoder, config, groups),
             measure.shape.features(config.cut),
+            groups.over(PEER_AXES),
+            groups.leads,
         )
         return self._report(spec, config, encoder, pool.handle())
 

@@ -79,7 +79,9 @@ def start_stages(
         for rank in ranks
     }
     reports = _ask(executor, {key: ("configure", spec) for key, spec in specs.items()}, timeout)
-    segments = {owners[key]: report.segment for key, report in reports.items() if key[0] is Role.PRODUCER}
+    segments = {
+        owners[key]: report.segment for key, report in reports.items() if key[0] is Role.PRODUCER and report.segment
+    }
     text = _ask(executor, {(Role.READER, 0): ("sample_text",)}, timeout)[Role.READER, 0]
     consumers = [key for key in specs if key[0] is Role.CONSUMER]
     _ask(executor, dict.fromkeys(consumers, ("attach", segments)), timeout)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from integration_runs import Train, make_config
+from tiny_families import make_family
 
 from flowtrain.verify.run import check_config, compare_run
 
@@ -20,7 +23,15 @@ CELLS = {
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_layout_equals_plain(train: Train, cell: str) -> None:
     """Eight rows a step, some without images; two ranks have other numbers of them."""
-    producers, consumers, freeze = CELLS[cell]
+    assert_equals_plain(train, *CELLS[cell])
+
+
+def test_an_encoder_cut_by_heads_equals_plain(train: Train, tmp_path: Path) -> None:
+    """Two producers encode each unit together; one of them puts features and hands their gradients on."""
+    assert_equals_plain(train, "t2", "r2", "[]", f"model.path={make_family('qwen3_vl', tmp_path / 'model')}")
+
+
+def assert_equals_plain(train: Train, producers: str, consumers: str, freeze: str, *more: str) -> None:
     overrides = (
         f"producers.layout={producers}",
         f"consumers.layout={consumers}",
@@ -30,6 +41,7 @@ def test_a_layout_equals_plain(train: Train, cell: str) -> None:
         "train.epochs=null",
         "data.eval=null",
         "model.dtype=float64",
+        *more,
     )
     run_dir = train("emoji", *overrides, dump=True)
     outcome = compare_run(check_config(make_config("emoji", run_dir, *overrides), 2, "float64", run_dir))

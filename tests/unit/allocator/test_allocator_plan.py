@@ -209,3 +209,10 @@ def test_small_shm_is_told(emoji: Path, shape: ModelShape) -> None:
     tight = Inventory(2, 0, 8 * GIB, 64 * 2**20)
     plan = make_plan(config(emoji), shape, tight)
     assert [line for line in plan_warnings(config(emoji), plan, tight) if line.startswith("/dev/shm has")]
+
+
+def test_producers_that_encode_as_one_have_one_segment(emoji: Path, shape: ModelShape) -> None:
+    plan = make_plan(config(emoji, producers={"layout": "t3"}), shape, TWO_CORES)
+    assert [rank.segment_bytes > 0 for rank in plan.producers.ranks] == [True, False, False]
+    assert [rank.rank for rank in plan.producers.leading] == [0]
+    assert plan.pool_bytes == plan.producers.ranks[0].segment_bytes
