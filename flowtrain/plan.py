@@ -29,7 +29,7 @@ class Layout:
         return self.dp_replicate * self.dp_shard
 
     def leads(self, rank: int) -> bool:
-        """Whether a rank answers for its data-parallel rank: it is the first of these, who are neighbours in a stage."""
+        """Whether a rank answers for its data-parallel rank: the first of those, who are neighbours in a stage."""
         return rank < self.world_size // self.pp and rank % (self.tp * self.cp) == 0
 
 
