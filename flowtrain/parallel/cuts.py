@@ -12,7 +12,6 @@ Invariants: the ranges of all ranks cover the dim; two ranks hold the same range
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -53,11 +52,6 @@ class Cut:
     def sharers(self, rank: int) -> tuple[int, ...]:
         """Ranks that hold the same as `rank`, itself among them, in order."""
         return tuple(other for other, owner in enumerate(self.owners) if owner == self.owners[rank])
-
-    def shape(self, whole: Sequence[int], rank: int) -> tuple[int, ...]:
-        """Shape of a rank's part of a tensor of shape `whole`."""
-        size = sum(stop - start for start, stop in self.ranges[rank])
-        return tuple(size if dim == self.dim else n for dim, n in enumerate(whole))
 
     def indices(self, rank: int) -> list[tuple[slice, ...]]:
         """Where a rank's pieces lie in the whole: for a tensor or a slice of a safetensors file."""
