@@ -23,6 +23,8 @@ SUBCOMMANDS = (
     "flowtrain.cli.packing",
     "flowtrain.cli.verify",
     "flowtrain.cli.profile",
+    "flowtrain.cli.report",
+    "flowtrain.cli.bench",
     "flowtrain.cli.evaluate",
     "flowtrain.cli.pool",
 )

@@ -5,12 +5,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from flowtrain.config.modes import MODES, ExchangeName, ModeName, Placement
+from flowtrain.config.units import ByteSize
 from flowtrain.plan import Layout, layout_of
 from flowtrain.types import Cut, Module
 
@@ -20,27 +21,6 @@ NonNegative = Annotated[int, Field(ge=0)]
 Fraction = Annotated[float, Field(ge=0, le=1)]
 Decay = Annotated[float, Field(ge=0, lt=1)]
 
-_UNITS = {"": 1, "B": 1} | {
-    f"{prefix}{end}": base**power
-    for power, prefix in enumerate("KMGT", start=1)
-    for end, base in (("iB", 1024), ("B", 1000))
-}
-
-
-def _byte_size(value: object) -> object:
-    """`64MiB` as a number of bytes; what is no such text is left to pydantic."""
-    if not isinstance(value, str):
-        return value
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", value.strip())
-    units = {unit.lower(): factor for unit, factor in _UNITS.items()}
-    if match is None or match[2].lower() not in units:
-        raise ValueError("expected a number of bytes such as 67108864, 64MiB or 2GB")
-    return round(float(match[1]) * units[match[2].lower()])
-
-
-ByteSize = Annotated[int, BeforeValidator(_byte_size), Field(gt=0)]
-"""Bytes, written as a whole number or with a unit: `64MiB` (1024s) or `64MB` (1000s)."""
-
 
 class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
@@ -49,7 +29,7 @@ class Section(BaseModel):
 class RunConfig(Section):
     dir: Path = Field(Path("runs/default"), description="Folder of everything the run writes.")
     seed: NonNegative = Field(0, description="Seed of the row order and of random weights.")
-    trace: bool = Field(False, description="Write a timeline of spans to RUN_DIR/trace.json.")
+    trace: bool = Field(False, description="Record what every process does, for Perfetto and `flowtrain report`.")
     trace_samples: bool = Field(True, description="Write RUN_DIR/samples.jsonl: the rows of every pack trained.")
     timeout_seconds: float = Field(600.0, gt=0, description="Longest wait for one answer of a process.")
     stop_deadline_seconds: float = Field(
@@ -179,14 +159,20 @@ class PoolConfig(Section):
     transport: Literal["auto", "shm", "local", "nixl", "ray"] = Field(
         "auto", description="`auto`: by pair; `local` in one process, `shm` on one node, `nixl` or `ray` between nodes."
     )
+    exchange: ExchangeName | None = Field(
+        None,
+        description="What both sides wait for: `pool` only room, `barrier_pipeline` encodes one slot ahead, "
+        "`barrier_step` one side at a time; null: the mode's.",
+    )
     huge_pages: Literal["auto", "off", "explicit"] = Field(
         "auto", description="`auto`: transparent where allowed; `explicit`: of those reserved by vm.nr_hugepages."
     )
 
 
 class PackingConfig(Section):
-    policy: Literal["dynamic", "arrival", "ffd", "raw_size", "paper", "karmarkar_karp", "wlb"] = Field(
-        "dynamic", description="How packs are built; all but `dynamic` are there to compare with."
+    policy: Literal["dynamic", "arrival", "ffd", "raw_size", "paper", "karmarkar_karp", "wlb"] | None = Field(
+        None,
+        description="How packs are built; all but `dynamic` are there to compare with; null: the mode's.",
     )
     max_tokens: Positive = Field(1024, description="Most tokens of a pack, images included.")
     max_images: Positive | None = Field(None, description="Most images of a pack; a row with more is counted.")
@@ -214,7 +200,8 @@ class PackingConfig(Section):
 
 class AllocationConfig(Section):
     policy: Literal["uniform", "stage_balanced", "flops_proportional", "flow_matching"] | None = Field(
-        None, description="Who decides the processes left open; null: `flow_matching` for `flow`, else `uniform`."
+        None,
+        description="Who decides the processes left open; null: the mode's.",
     )
     placement: Literal["colocated", "disaggregated", "auto"] | None = Field(
         None, description="Overrides the mode's; `auto`: the allocator takes the faster one."
@@ -295,7 +282,7 @@ class DebugConfig(Section):
 
 
 class Config(Section):
-    """One run. `mode` sets placement and exchange together; `allocation.placement` overrides it."""
+    """One run. `mode` is a row of `flowtrain.config.modes`; each of its values can be overridden."""
 
     run: RunConfig = RunConfig()
     model: ModelConfig
@@ -306,23 +293,32 @@ class Config(Section):
     pool: PoolConfig = PoolConfig()
     packing: PackingConfig = PackingConfig()
     allocation: AllocationConfig = AllocationConfig()
-    mode: Literal["flow", "monolithic"] = Field("flow", description="A row of the table of modes.")
+    mode: ModeName = Field("flow", description="A row of the table of modes.")
     checkpoint: CheckpointConfig = CheckpointConfig()
     telemetry: TelemetryConfig = TelemetryConfig()
     cluster: ClusterConfig = ClusterConfig()
     debug: DebugConfig = DebugConfig()
 
     @property
-    def placement(self) -> Literal["colocated", "disaggregated"]:
+    def placement(self) -> Placement:
         """The mode's as long as `auto` is not decided, which happens before anything starts."""
-        default: Literal["colocated", "disaggregated"] = "colocated" if self.mode == "monolithic" else "disaggregated"
         chosen = self.allocation.placement
-        return default if chosen is None or chosen == "auto" else chosen
+        return MODES[self.mode].placement if chosen is None or chosen == "auto" else chosen
+
+    @property
+    def exchange(self) -> ExchangeName:
+        """What the two sides wait for."""
+        return self.pool.exchange or MODES[self.mode].exchange
 
     @property
     def policy(self) -> str:
         """Who decides the number of processes left open (contract C8)."""
-        return self.allocation.policy or ("flow_matching" if self.mode == "flow" else "uniform")
+        return self.allocation.policy or MODES[self.mode].allocation
+
+    @property
+    def packing_policy(self) -> str:
+        """How packs are built."""
+        return self.packing.policy or MODES[self.mode].composition
 
     @property
     def frozen(self) -> frozenset[Module]:

@@ -25,6 +25,7 @@ from flowtrain.data.reader import PayloadBlock
 from flowtrain.messages import PackOrder, PackTrained, ReduceOrder, ReduceReport, UpdateOrder, UpdateReport
 from flowtrain.models.backbone import BackboneHalf, PackSample
 from flowtrain.pool.client import PoolClient
+from flowtrain.telemetry.spans import Span, no_span
 from flowtrain.types import EmbeddingRef, Phase, SampleMeta
 from flowtrain.update.peak import peak_memory_bytes
 from flowtrain.update.updater import Updater
@@ -35,7 +36,7 @@ class ConsumerStage:
     """`rank` is the data-parallel rank, which may be several processes: `peers` is their group, and the one that
     `leads` answers for all and writes gradients.
 
-    `updater` is None when nothing on this side trains.
+    `updater` is None when nothing on this side trains; `span` marks what is done when.
     """
 
     rank: int
@@ -46,6 +47,7 @@ class ConsumerStage:
     device: torch.device
     peers: Any = None
     leads: bool = True
+    span: Span = no_span
     _idle_since: float = field(default_factory=time.perf_counter)
 
     def train(self, order: PackOrder, *payloads: PayloadBlock) -> PackTrained:
@@ -67,19 +69,22 @@ class ConsumerStage:
             samples = [self.backbone.stand_in()]
         loss_sum, trained = 0.0, 0
         if samples:
-            with torch.set_grad_enabled(order.phase is Phase.TRAIN):
+            with self.span("forward"), torch.set_grad_enabled(order.phase is Phase.TRAIN):
                 neighbours = "sample_sees_neighbour" in self.config.debug.faults and order.phase is Phase.TRAIN
                 loss, trained = self.backbone.loss(samples, neighbours_visible=neighbours)
-            loss_sum = float(loss.detach().double())
+                loss_sum = float(loss.detach().double())
             if order.phase is Phase.TRAIN and loss.requires_grad:
-                loss.backward()  # type: ignore[no-untyped-call]
+                with self.span("backward"):
+                    loss.backward()  # type: ignore[no-untyped-call]
         if self.peers is not None:
-            dist.barrier(self.peers)  # a gradient goes over the embedding that another peer may still read
+            with self.span("peers"):
+                dist.barrier(self.peers)  # a gradient goes over the embedding that another peer may still read
         if order.return_gradients and self.leads:
-            pairs = zip(survivors, samples, strict=bool(survivors))
-            used = {s.position: inputs.features for s, inputs in pairs if inputs.features is not None}
-            self.pool.put_gradients([refs[position] for position in used], [*map(_gradients, used.values())])
-            self.pool.flush()
+            with self.span("return gradient"):
+                pairs = zip(survivors, samples, strict=bool(survivors))
+                used = {s.position: inputs.features for s, inputs in pairs if inputs.features is not None}
+                self.pool.put_gradients([refs[position] for position in used], [*map(_gradients, used.values())])
+                self.pool.flush()
         self.pool.release(order.refs)
         self._idle_since = time.perf_counter()
         seconds = self._idle_since - start

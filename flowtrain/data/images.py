@@ -9,13 +9,15 @@ from __future__ import annotations
 import warnings
 
 import torch
+from PIL import Image
 
 from flowtrain.config.schema import DataConfig
 from flowtrain.data.errors import BadImage, BadRow
 from flowtrain.data.measure import Measure, prepare
 from flowtrain.data.pictures import load_picture
-from flowtrain.data.sources.base import Source
-from flowtrain.types import SampleMeta
+from flowtrain.data.sources.base import ImageRef, Source
+from flowtrain.telemetry.spans import Span, no_span
+from flowtrain.types import ImageMeta, SampleMeta
 
 __all__ = ["BadImage", "EncoderInputs"]
 
@@ -28,8 +30,9 @@ class EncoderInputs:
     (torch.Size([patches, 384]), torch.Size([images, 3]))
     """
 
-    def __init__(self, measure: Measure, source: Source, config: DataConfig) -> None:
+    def __init__(self, measure: Measure, source: Source, config: DataConfig, span: Span = no_span) -> None:
         self.measure = measure
+        self.span = span
         self.source = source
         self.config = config
 
@@ -44,18 +47,10 @@ class EncoderInputs:
             raise BadImage(
                 "image-count", f"row {sample.id} has {len(refs)} images now, and had {len(sample.images)} before"
             )
-        pictures = []
-        for ref, told in zip(refs, sample.images, strict=True):
-            picture = load_picture(ref, self.config.max_image_pixels)
-            if picture.size != (told.width, told.height):
-                raise BadImage(
-                    "image-shape",
-                    f"{ref.label} has {picture.width}×{picture.height} pixels, and its header said "
-                    f"{told.width}×{told.height}",
-                )
-            pictures.append(picture)
+        with self.span("decode"):
+            pictures = [self._picture(ref, told) for ref, told in zip(refs, sample.images, strict=True)]
         try:
-            with warnings.catch_warnings():
+            with self.span("preprocess"), warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 prepared, _ = prepare(self.measure.processor, pictures)
         except ValueError as error:
@@ -65,6 +60,16 @@ class EncoderInputs:
         inputs = {name: value for name, value in prepared.items() if isinstance(value, torch.Tensor)}
         self._check(sample, inputs)
         return inputs
+
+    def _picture(self, ref: ImageRef, told: ImageMeta) -> Image.Image:
+        picture = load_picture(ref, self.config.max_image_pixels)
+        if picture.size != (told.width, told.height):
+            raise BadImage(
+                "image-shape",
+                f"{ref.label} has {picture.width}×{picture.height} pixels, and its header said "
+                f"{told.width}×{told.height}",
+            )
+        return picture
 
     def _check(self, sample: SampleMeta, inputs: dict[str, torch.Tensor]) -> None:
         """The row takes the patches that its headers promised: packs and blocks in the pool were sized by them."""

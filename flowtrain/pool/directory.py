@@ -200,6 +200,9 @@ class Directory:
         """Bytes charged in all segments; over `capacity()` it is the pool's occupancy."""
         return sum(self._charged.values())
 
+    def capacity_of(self, owner: int) -> int:
+        return self._spaces[owner].arena.capacity
+
     def capacity(self) -> int:
         return sum(space.arena.capacity for space in self._spaces.values())
 

@@ -37,6 +37,7 @@ from flowtrain.models.encoder import EncoderHalf
 from flowtrain.pool.client import PoolClient, Put
 from flowtrain.producer import faults
 from flowtrain.shapes import feature_specs, payload_bytes
+from flowtrain.telemetry.spans import Span, no_span
 from flowtrain.types import EmbeddingRef, EncodeUnit, FeatureSpec, Phase, SampleMeta, SkippedRow, TensorSpec, UnitId
 from flowtrain.update.peak import peak_memory_bytes
 from flowtrain.update.updater import Updater
@@ -59,7 +60,8 @@ class ProducerStage:
     """`rank` is the data-parallel rank, which may be several processes: `peers` is their group. All of them encode; the
     one that `leads` answers, puts features into the pool and hands their gradients to the others.
 
-    `updater` is None when nothing on this side trains; `sources` holds the images of each phase.
+    `updater` is None when nothing on this side trains; `sources` holds the images of each phase;
+    `span` marks what is done when.
     """
 
     rank: int
@@ -71,6 +73,7 @@ class ProducerStage:
     features: tuple[FeatureSpec, ...]
     peers: Any = None
     leads: bool = True
+    span: Span = no_span
     version: int = 0
     _kept: dict[UnitId, _Kept] = field(default_factory=dict)
     _stale: dict[str, torch.Tensor] | None = None
@@ -92,7 +95,8 @@ class ProducerStage:
         good = [sample for sample in unit.samples if sample.position in inputs]
         encoded = self._encode([inputs[s.position] for s in good], grad=order.keep_graph and self._keeps_graph)
         by_position = dict(zip((s.position for s in good), encoded, strict=True))
-        refs = self._put(unit, by_position, inputs) if self.leads else ()
+        with self.span("put"):
+            refs = self._put(unit, by_position, inputs) if self.leads else ()
         if order.keep_graph and encoded:
             graph = encoded if self._keeps_graph else None
             self._kept[unit.id] = _Kept(refs, graph, [] if graph else [inputs[s.position] for s in good])
@@ -116,7 +120,8 @@ class ProducerStage:
                 for feature, gradient in zip(of_sample, grads, strict=True)
                 if feature.requires_grad
             ]
-            torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
+            with self.span("backward"):
+                torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
         self._idle_since = time.perf_counter()
         return UnitsReturned(order.units, self.rank, self._idle_since - start, waited, self.pool.use())
 
@@ -166,7 +171,7 @@ class ProducerStage:
     def _encode(self, inputs: list[Inputs], grad: bool) -> list[Features]:
         if not inputs:
             return []
-        with torch.set_grad_enabled(grad), faults.stale_parameters(self.encoder, self._stale):
+        with self.span("encode"), torch.set_grad_enabled(grad), faults.stale_parameters(self.encoder, self._stale):
             return self.encoder.encode(inputs)
 
     def _gradients(self, refs: Sequence[EmbeddingRef], features: list[Features]) -> list[list[torch.Tensor]]:

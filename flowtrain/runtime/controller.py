@@ -31,10 +31,12 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import DataError, FlowTrainError, LostProcessError
 from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, ReduceOrder
 from flowtrain.runtime.checkpoints import CheckpointWriter
+from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs
 from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
-from flowtrain.runtime.flow import Flow, StepKey
+from flowtrain.runtime.flow import Flow
+from flowtrain.runtime.flow_state import StepKey
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.peers import Peers
 from flowtrain.runtime.replan import Calls, Rank, Replan
@@ -76,6 +78,7 @@ class Controller:
     """Runs one training run over started, configured stages; see the page above.
 
     `compose_eval(index)` is the evaluation pass after update `index`; `data_order`: what the order of rows depends on;
+    `trace`: of the controller;
     `dump_to`: folder for gradients and parameters of every step (`flowtrain verify`).
     """
 
@@ -95,6 +98,7 @@ class Controller:
         replan: Replan,
         peers: Peers,
         data_order: Mapping[str, Any],
+        trace: ControllerTrace,
         dump_to: Path | None = None,
     ) -> None:
         self.config = config
@@ -111,6 +115,7 @@ class Controller:
         self.replan = replan
         self.peers = peers
         self.data_order = data_order
+        self.trace = trace
         self.dump_to = dump_to
         self._ends: dict[StepKey, StepEnd] = {}
         self._updating: dict[int, StepEnd] = {}
@@ -128,6 +133,7 @@ class Controller:
     def train(self) -> None:
         """Train until the last step, its evaluation and its checkpoint are done, or to the orderly end of a signal."""
         self.stop.orderly, self.stop.wake = True, self.executor.wake
+        self.trace.step_ended(self.schedule.first_step)
         try:
             self._until(self._trained)
             if not self.stop.requested:
@@ -158,16 +164,19 @@ class Controller:
 
     def _until(self, done: Callable[[], bool]) -> None:
         while True:
-            self._send()
+            with self.trace.span("orders"):
+                self._send()
             if done():
                 return
             if not self.stop.requested and self.replan.due(self, self._composed, bool(self._updating)):
                 self.replan.carry_out(self)
                 continue
             assert self._in_flight, f"nothing runs and nothing can: {self.flow.waiting()}"
-            answer = self.executor.next(POLL_SECONDS)
+            with self.trace.span("wait"):
+                answer = self.executor.next(POLL_SECONDS)
             if answer is not None:
-                self._take(answer)
+                with self.trace.span("answers"):
+                    self._take(answer)
             elif time.monotonic() - self._last_answer > self.config.run.timeout_seconds:
                 raise LostProcessError(
                     f"no process answered for {self.config.run.timeout_seconds:g} s ({self.flow.waiting()}); "
@@ -194,12 +203,14 @@ class Controller:
 
     def _submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Any = ()) -> None:
         self._in_flight += 1
+        self.trace.sent(role, rank, method)
         self.executor.submit(role, rank, method, *args, payloads=payloads)
 
     def _take(self, answer: Answer) -> None:
         if answer.error is not None:
             raise true_cause(answer, self.executor)
         self._in_flight -= 1
+        self.trace.taken(answer.role, answer.rank, answer.method)
         self._last_answer = time.monotonic()
         self._answered[answer.role, answer.rank, answer.method] = answer.value
         for value in self.peers.answered(answer.role, answer.rank, answer.method, answer.value):
@@ -339,6 +350,7 @@ class Controller:
             self._submit(role, rank, "update", order)
         bad = self.flow.bad_rows(key)
         self.ledger.updated(step, result, lr, bad)
+        self.trace.step_ended(step.index)
         self.flow.update_sent(step.index)
         self._forget(key)
         self._updating[step.index] = end

@@ -6,7 +6,7 @@
 
 | waits | for | woken by |
 |---|---|---|
-| a unit | room in its ring; the update of the step before (trainable encoder) | `trained`, `returned`, `update_sent` |
+| a unit | room; the update before it (trainable encoder); the exchange | `trained`, `returned`, `update_sent` |
 | a pack | all its units; the packs of its rank before it | `encoded` |
 | a backward | the pack that uses the unit; the units before it on that producer | `trained` |
 | a reduce | all orders of the step to that rank being sent | any of the above |
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 
 from flowtrain.messages import (
     BackwardOrder,
@@ -32,8 +31,11 @@ from flowtrain.messages import (
     UnitEncoded,
     UnitsReturned,
 )
+from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
-from flowtrain.types import Address, EmbeddingRef, EncodeUnit, Pack, Phase, Role, SampleMeta, SkippedRow, Step, UnitId
+from flowtrain.runtime.exchange import EXCHANGES, Exchange, check_room
+from flowtrain.runtime.flow_state import PackState, StepKey, StepState
+from flowtrain.types import Address, EncodeUnit, Phase, Role, SampleMeta, SkippedRow, Step, UnitId
 
 DEPTH = 2
 """Orders in flight to one rank: one running and one waiting hides the round trip of a call."""
@@ -42,27 +44,6 @@ READY_AHEAD = 2
 """Packs ready per consumer rank beyond which a producer prefers returning gradients to encoding more."""
 
 Order = EncodeOrder | PackOrder | BackwardOrder | ReduceOrder
-StepKey = tuple[Phase, int]
-
-
-@dataclass(slots=True)
-class _StepState:
-    """What is left to do of one step."""
-
-    step: Step
-    packs_left: int
-    units_left: int
-    begun: bool = False
-    reduce_sent: set[tuple[Role, int]] = field(default_factory=set)
-    bad: dict[int, SkippedRow] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _PackState:
-    pack: Pack
-    key: StepKey
-    missing: set[UnitId]
-    refs: dict[int, EmbeddingRef] = field(default_factory=dict)
 
 
 class Flow:
@@ -77,6 +58,7 @@ class Flow:
         num_consumers: int,
         trainable_encoder: bool,
         reduced_roles: frozenset[Role],
+        exchange: Exchange = EXCHANGES["pool"],
         payload_bytes: Callable[[SampleMeta], int],
         version: int = 0,
         owners: Sequence[int] | None = None,
@@ -86,15 +68,16 @@ class Flow:
         self.num_consumers = num_consumers
         self.trainable_encoder = trainable_encoder
         self.reduced_roles = reduced_roles
+        self.exchange = exchange
         self.payload_bytes = payload_bytes
         self.version = version
         self.owners = tuple(owners) if owners is not None else tuple(range(num_producers))
         self._held_from: int | None = None
-        self._steps: dict[StepKey, _StepState] = {}
+        self._steps: dict[StepKey, StepState] = {}
         self._units: deque[tuple[StepKey, EncodeUnit]] = deque()
-        self._packs: list[deque[_PackState]] = [deque() for _ in range(num_consumers)]
-        self._pack_of_unit: dict[UnitId, _PackState] = {}
-        self._pack_in_flight: dict[tuple[StepKey, int, int], _PackState] = {}
+        self._packs: list[deque[PackState]] = [deque() for _ in range(num_consumers)]
+        self._pack_of_unit: dict[UnitId, PackState] = {}
+        self._pack_in_flight: dict[tuple[StepKey, int, int], PackState] = {}
         self._owner: dict[UnitId, int] = {}
         self._to_return: list[deque[UnitId]] = [deque() for _ in range(num_producers)]
         self._returnable: set[UnitId] = set()
@@ -109,9 +92,12 @@ class Flow:
         """Append a step (or an evaluation pass) to the order of need."""
         key = (step.phase, step.index)
         units = [unit for pack in step.packs for unit in pack.units]
-        self._steps[key] = _StepState(step, packs_left=len(step.packs), units_left=len(units))
+        if self.exchange.whole_steps:
+            sizes = [block_bytes(self.payload_bytes(sample)) for sample in step.samples if sample.vision_tokens]
+            check_room(step.index, sizes, min(map(self.directory.capacity_of, self.owners)))
+        self._steps[key] = StepState(step, len(step.packs), len(units), units_to_encode=len(units))
         for pack in step.packs:
-            state = _PackState(pack, key, {unit.id for unit in pack.units})
+            state = PackState(pack, key, {unit.id for unit in pack.units})
             self._packs[pack.rank].append(state)
             for unit in pack.units:
                 self._units.append((key, unit))
@@ -124,6 +110,7 @@ class Flow:
         for ref in answer.refs:
             state.refs[ref.position] = ref
         step = self._steps[state.key]
+        step.units_to_encode -= 1
         step.bad.update({row.position: row for row in answer.bad})
         state.missing.discard(answer.unit)
 
@@ -234,7 +221,7 @@ class Flow:
         for rank, packs in enumerate(self._packs):
             while packs and not packs[0].missing and self._packs_in_flight[rank] < DEPTH:
                 state = packs[0]
-                if not self._may_run(state.key):
+                if not self._may_run(state.key) or self._waits_for_encoder(state.key):
                     break
                 packs.popleft()
                 self._packs_in_flight[rank] += 1
@@ -258,7 +245,7 @@ class Flow:
         kept: list[tuple[StepKey, EncodeUnit]] = []
         while self._units and len(blocked) < self.num_producers:
             key, unit = self._units[0]
-            if not self._may_encode(key):
+            if not self._may_encode(key) or self._waits_for_backbone(key, unit):
                 break
             sizes = [self.payload_bytes(sample) for sample in unit.samples]
             owner = self._choose_owner(unit, sizes, blocked)
@@ -301,7 +288,7 @@ class Flow:
             if self._backwards_in_flight[rank] + self._encodes_in_flight[rank] >= DEPTH:
                 continue
             units: list[UnitId] = []
-            while waiting and waiting[0] in self._returnable:
+            while waiting and waiting[0] in self._returnable and not self._waits_to_return(waiting[0]):
                 units.append(waiting.popleft())
             if units:
                 self._returnable.difference_update(units)
@@ -324,7 +311,7 @@ class Flow:
             if not unsent:
                 yield from self._reduce_once(state, Role.PRODUCER, rank)
 
-    def _reduce_once(self, state: _StepState, role: Role, rank: int) -> Iterator[tuple[Role, int, Order]]:
+    def _reduce_once(self, state: StepState, role: Role, rank: int) -> Iterator[tuple[Role, int, Order]]:
         if role in self.reduced_roles and (role, rank) not in state.reduce_sent:
             state.reduce_sent.add((role, rank))
             yield role, rank, ReduceOrder(state.step.index)
@@ -350,6 +337,29 @@ class Flow:
 
     def _may_encode(self, key: StepKey) -> bool:
         return self._may_run(key) if self.trainable_encoder else not self._is_held(key)
+
+    def _waits_for_encoder(self, key: StepKey) -> bool:
+        """Packs of the step wait until all of it is encoded."""
+        return self.exchange.whole_steps and self._steps[key].units_to_encode > 0
+
+    def _waits_for_backbone(self, key: StepKey, unit: EncodeUnit) -> bool:
+        """The unit waits: the exchange lets no encoder run so far ahead of the packs."""
+        if not self.exchange.within_step:
+            return False
+        if key != next(iter(self._steps)) or not self._may_run(key):
+            return True
+        ahead = self.exchange.slots_ahead
+        return ahead is not None and unit.id.slot > self._first_open_slot(key) + ahead
+
+    def _waits_to_return(self, unit: UnitId) -> bool:
+        """Gradients of the step wait until all its packs are done."""
+        return self.exchange.whole_steps and self._steps[self._pack_of_unit[unit].key].packs_left > 0
+
+    def _first_open_slot(self, key: StepKey) -> int:
+        """The first slot of which a pack is not done."""
+        waiting = (state.pack.slot for packs in self._packs for state in packs if state.key == key)
+        running = (slot for of, slot, _ in self._pack_in_flight if of == key)
+        return min((*waiting, *running), default=0)
 
     def _is_held(self, key: StepKey) -> bool:
         return self._held_from is not None and key[1] >= self._held_from

@@ -29,7 +29,9 @@ from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.checkpoints import CheckpointWriter, newest_complete, read_state
 from flowtrain.runtime.controller import Controller, Schedule
+from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs, ReplayLog
+from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.ledger import Ledger
@@ -45,7 +47,6 @@ from flowtrain.shapes import ModelShape, payload_bytes, read_shape
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.sinks import OPENERS, Opener, open_sinks
-from flowtrain.telemetry.trace import join_traces
 from flowtrain.types import Module, Role, SampleMeta
 from flowtrain.update.schedule import horizon_note
 
@@ -135,6 +136,7 @@ def execute(
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
         sinks = stack.enter_context(open_sinks(config, run_dir, _sink_openers(config)))
         ledger = Ledger(config, shape, plan, files, state, total, sinks)
+        trace = stack.enter_context(ControllerTrace(run_dir if config.run.trace else None))
         try:
             if state and (note := horizon_note(config.train, state["step"], state["total_steps"], total)):
                 ledger.line(note)
@@ -153,6 +155,7 @@ def execute(
                 files,
                 stop,
                 executor or make_executor(config, plan, cluster, stop, stack),
+                trace,
                 dump,
             )
             if stop.requested:
@@ -163,9 +166,6 @@ def execute(
         except BaseException as error:
             ledger.close(error)
             raise
-        finally:
-            if config.run.trace:
-                join_traces(run_dir)
         ledger.close(None)
 
 
@@ -215,6 +215,7 @@ def _train(
     files: RunFiles,
     stop: StopRequest,
     executor: Executor,
+    trace: ControllerTrace,
     dump: bool,
 ) -> None:
     config, plan = inputs.config, inputs.plan
@@ -230,8 +231,13 @@ def _train(
     checkpoint = Checkpoint(inputs.resume, inputs.first_step) if inputs.resume else None
     reports, sample_text = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
     ledger.started(reports, sample_text)
-    controller = _controller(inputs, spec, costs, schedule, executor, ledger, stop, dump)
+    trace.align(executor, all_ranks(plan))
+    controller = _controller(inputs, spec, costs, schedule, executor, ledger, stop, trace, dump)
     controller.train()
+    if trace.recording:
+        staying = {key for key in reports if key[0] is not Role.PRODUCER}
+        staying |= {(Role.PRODUCER, rank) for rank in range(controller.replan.num_producers)}
+        controller.ask(dict.fromkeys(staying, ("flush_trace",)))
     if not stop.requested and config.checkpoint.export:
         folder = inputs.run_dir / "export"
         aside = folder.with_suffix(".tmp")
@@ -249,7 +255,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         num_rows=len(inputs.train),
         step_samples=train.step.samples,
         step_packs=train.step.packs,
-        policy=config.packing.policy,
+        policy=config.packing_policy,
         max_tokens=config.packing.max_tokens,
         lookahead=config.packing.lookahead,
         num_consumers=inputs.plan.consumers.layout.dp_degree,
@@ -300,6 +306,7 @@ def _controller(
     executor: Executor,
     ledger: Ledger,
     stop: StopRequest,
+    trace: ControllerTrace,
     dump: bool,
 ) -> Controller:
     config, plan = inputs.config, inputs.plan
@@ -324,6 +331,7 @@ def _controller(
         owners=owners,
         num_consumers=plan.consumers.layout.dp_degree,
         trainable_encoder=config.trainable_encoder,
+        exchange=EXCHANGES[config.exchange],
         reduced_roles=inputs.reduced_roles,
         payload_bytes=inputs.sample_bytes,
         version=inputs.first_step,
@@ -343,6 +351,7 @@ def _controller(
         make_replan(config, plan, inputs.shape, inputs.run_dir, composer, inputs.reduced_roles, inputs.replay),
         Peers({Role.PRODUCER: plan.producers.layout, Role.CONSUMER: plan.consumers.layout}),
         inputs.data_order,
+        trace,
         inputs.run_dir / "verify" if dump else None,
     )
 

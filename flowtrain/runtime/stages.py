@@ -10,6 +10,7 @@
 | `attach`, `detach` | consumer | opens the producers' segments; lets go of those of producers that have left |
 | `hand_over` | rank 0 of a side | its parameters and optimizer, as in a checkpoint, for ranks that join |
 | `regroup` | all of a side that stay | leaves the collectives of the side for those of another number of ranks |
+| `clock`, `flush_trace` | all | its monotonic clock; what its trace still holds, to the file |
 | `sample_text` | reader | one row as the model reads it, for the start-up table |
 | `restore` | all | parameters and optimizer from a checkpoint |
 | `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
@@ -23,7 +24,9 @@ import importlib
 import os
 import shutil
 import socket
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -37,9 +40,9 @@ from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.runtime.nodes import LOOPBACK, Sight, interface_of, look
 from flowtrain.telemetry.mfu import Peak
-from flowtrain.telemetry.spans import Spans
+from flowtrain.telemetry.spans import Spans, no_span
 from flowtrain.telemetry.tables import ParameterRow
-from flowtrain.telemetry.trace import TraceFile
+from flowtrain.telemetry.trace import Trace
 from flowtrain.types import Phase, Role
 
 if TYPE_CHECKING:
@@ -86,7 +89,7 @@ class StageSlot:
         if self.spans is None or method not in SPANNED:
             value = target(*args, *payloads)
         else:
-            with self.spans(method):
+            with self.spans.order(method):
                 value = target(*args, *payloads)
         return value if method == "read" else (value, None)
 
@@ -146,8 +149,7 @@ class StageSlot:
         config = config_from_json(spec.config_json)
         rank_plan = spec.rank_plan
         name = f"{rank_plan.role}-{rank_plan.rank}"
-        row = 100 * list(Role).index(rank_plan.role) + rank_plan.rank
-        trace = TraceFile(Path(spec.run_dir), name, row) if config.run.trace else None
+        trace = Trace(Path(spec.run_dir), name) if config.run.trace else None
         self.spans = Spans(Path(spec.run_dir) / "spans" / name, trace)
         with self.spans("configure"):
             return self._build(spec, config, store)
@@ -165,6 +167,16 @@ class StageSlot:
         groups = self._join(spec, config, store)
         build = self._producer if rank_plan.role is Role.PRODUCER else self._consumer
         return build(spec, config, torch.device(rank_plan.device), groups)
+
+    def _span(self, name: str) -> AbstractContextManager[None]:
+        return no_span(name) if self.spans is None else self.spans(name)
+
+    def _clock(self) -> int:
+        return time.monotonic_ns()
+
+    def _flush_trace(self) -> None:
+        if self.spans is not None and self.spans.trace is not None:
+            self.spans.trace.flush()
 
     def _sample_text(self) -> str | None:
         text: str | None = self.stage.first_sample()
@@ -265,7 +277,9 @@ class StageSlot:
         measure = open_measure(config)
         paths = {Phase.TRAIN: config.data.train, Phase.EVAL: config.data.eval}
         sources = {
-            phase: EncoderInputs(measure, open_source(path), config.data) for phase, path in paths.items() if path
+            phase: EncoderInputs(measure, open_source(path), config.data, self._span)
+            for phase, path in paths.items()
+            if path
         }
         pool = self._pool(config, spec)
         self.stage = ProducerStage(
@@ -278,6 +292,7 @@ class StageSlot:
             measure.shape.features(config.cut),
             groups.over(PEER_AXES),
             groups.leads,
+            self._span,
         )
         return self._report(spec, config, encoder, pool.handle())
 
@@ -297,8 +312,17 @@ class StageSlot:
         self._share_tokens(backbone, groups)
         pool = self._pool(config, spec)
         updater = self._updater(backbone, config, groups)
-        dp = dp_rank(groups.layout, groups.rank)
-        self.stage = ConsumerStage(dp, config, backbone, pool, updater, device, groups.over(PEER_AXES), groups.leads)
+        self.stage = ConsumerStage(
+            dp_rank(groups.layout, groups.rank),
+            config,
+            backbone,
+            pool,
+            updater,
+            device,
+            groups.over(PEER_AXES),
+            groups.leads,
+            self._span,
+        )
         return self._report(spec, config, backbone, None)
 
     @staticmethod

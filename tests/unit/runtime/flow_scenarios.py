@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from hypothesis import strategies as st
 
 from flowtrain.pool.block import block_bytes
+from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.types import EncodeUnit, ImageMeta, Pack, Phase, Role, SampleMeta, Step, UnitId
 
 
@@ -25,6 +26,7 @@ class Scenario:
         ahead: steps composed before they run.
         slack: cache lines beyond the promised bound in every segment.
         seed: of the dice that decide who works and whose answer arrives.
+        exchange: what both sides wait for beside data and room.
     """
 
     num_producers: int
@@ -38,6 +40,7 @@ class Scenario:
     ahead: int
     slack: int
     seed: int
+    exchange: str = "pool"
 
 
 @st.composite
@@ -62,6 +65,7 @@ def scenarios(draw: st.DrawFn) -> Scenario:
         ahead=draw(st.integers(1, 3)),
         slack=draw(st.integers(0, 40)),
         seed=draw(st.integers(0, 2**32)),
+        exchange=draw(st.sampled_from(sorted(EXCHANGES))),
     )
 
 
@@ -106,8 +110,13 @@ def steps_of(scenario: Scenario) -> list[Step]:
 
 
 def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:
-    """The promise of composition, and no more: the largest slot in an owner, and its largest block."""
+    """The promise of composition, and no more: the largest slot in an owner, and its largest block; the same of a whole
+    step in any owner where whole steps are exchanged."""
     segments = {}
+    if EXCHANGES[scenario.exchange].whole_steps:
+        of_steps = [[block_bytes(payload_of(s)) for s in step.samples if s.images] for step in steps]
+        room = max((sum(blocks) + max(blocks, default=0) for blocks in of_steps), default=0)
+        return dict.fromkeys(range(scenario.num_producers), max(room + 64 * scenario.slack, 64))
     for owner in range(scenario.num_producers):
         slots = [
             [unit for pack in slot for unit in pack.units if unit.producer in (None, owner)]

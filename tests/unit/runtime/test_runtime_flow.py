@@ -15,11 +15,13 @@ from flow_scenarios import Scenario, payload_of, scenarios, segments_for, steps_
 from flow_stages import Consumer, Producer, UpdateSent
 from hypothesis import given, settings
 
+from flowtrain.errors import PlanError
 from flowtrain.messages import EncodeOrder, PackOrder, PackTrained, ReduceOrder, UnitEncoded, UnitsReturned
 from flowtrain.pool.address import owner_of
 from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.pool.space import OwnerSpace
+from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.runtime.flow import DEPTH, Flow
 from flowtrain.types import Address, Phase, Role, Step, UnitId
 
@@ -49,6 +51,7 @@ class Run:
             trainable_encoder=scenario.trainable,
             reduced_roles=scenario.reduced_roles,
             payload_bytes=payload_of,
+            exchange=EXCHANGES[scenario.exchange],
         )
         self.orders: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
         self.answers: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
@@ -58,6 +61,8 @@ class Run:
         self.open: list[Step] = []
         self.reports: Counter[int] = Counter()
         self.sent: list[tuple[Role, int, Any]] = []
+        self.encoded: set[UnitId] = set()
+        self.trained: set[tuple[Phase, int, int, int]] = set()
 
     def reduced_ranks(self) -> list[Rank]:
         return [rank for rank in self.stages if rank[0] in self.scenario.reduced_roles]
@@ -102,12 +107,30 @@ class Run:
             assert self.flow.version >= order.step - (order.phase is Phase.TRAIN), "a pack before the update it needs"
             assert order.return_gradients == (self.scenario.trainable and order.phase is Phase.TRAIN)
             assert self.flow.begun((order.phase, order.step))
+        self._check_exchange(order)
+
+    def _check_exchange(self, order: Any) -> None:
+        """What may overlap, by the answers that have come."""
+        if self.scenario.exchange == "pool" or isinstance(order, ReduceOrder):
+            return
+        step = self.open[0]
+        packs = [pack for pack in step.packs if (step.phase, step.index, pack.slot, pack.rank) not in self.trained]
+        missing = [unit for pack in step.packs for unit in pack.units if unit.id not in self.encoded]
+        if isinstance(order, EncodeOrder):
+            assert (order.unit.id.phase, order.unit.id.step) == (step.phase, step.index), "ahead of the step that runs"
+            if self.scenario.exchange == "barrier_pipeline":
+                assert order.unit.id.slot <= min(pack.slot for pack in packs) + 1, "more than one slot ahead"
+        elif self.scenario.exchange == "barrier_step":
+            assert not missing, "a side works while the other one does"
+            assert isinstance(order, PackOrder) or not packs, "a gradient goes back while packs run"
 
     def _take(self, answer: Any) -> None:
         match answer:
             case UnitEncoded():
+                self.encoded.add(answer.unit)
                 self.flow.encoded(answer)
             case PackTrained():
+                self.trained.add((answer.phase, answer.step, answer.slot, answer.rank))
                 self.flow.trained(answer)
             case UnitsReturned():
                 self.flow.returned(answer)
@@ -223,6 +246,22 @@ def test_a_trainable_encoder_waits_for_the_update() -> None:
     assert "waits for the update of step 1" in run.flow.waiting()
     run.run()
     check(run)
+
+
+@pytest.mark.parametrize(("exchange", "slots"), [("pool", 8), ("barrier_pipeline", 2), ("barrier_step", 4)])
+def test_how_far_an_encoder_runs_ahead_is_the_exchanges(exchange: str, slots: int) -> None:
+    """Two steps of four slots, composed at once, and room for everything."""
+    run = Run(plain(exchange=exchange, sizes=[[[[[8]]]] * 4] * 2, slack=1000))
+    work_off(run, Role.PRODUCER)
+    assert len(run.producers[0].encoded) == slots
+    run.run()
+    check(run)
+
+
+def test_a_step_that_the_pool_cannot_hold_whole_is_refused() -> None:
+    run = Run(plain(exchange="barrier_step"), segments={0: 1024})
+    with pytest.raises(PlanError, match=r"keeps all features of a step: \d+ bytes for step 1, .* has 1024"):
+        run.run()
 
 
 def test_who_waits_for_whom_is_told() -> None:

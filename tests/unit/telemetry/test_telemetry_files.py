@@ -17,7 +17,6 @@ from flowtrain.telemetry.fatal import clear_error, read_error, write_error
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import JsonLines, RunFiles, finite
 from flowtrain.telemetry.spans import SPAN_BYTES, Spans, read_last_span
-from flowtrain.telemetry.trace import TraceFile, join_traces
 
 
 def records(path: Path) -> list[dict[str, object]]:
@@ -165,29 +164,6 @@ def test_the_open_span_outlives_a_killed_process(tmp_path: Path) -> None:
     process.join(timeout=60)
     assert process.exitcode == -signal.SIGKILL
     assert read_last_span(tmp_path / "file") == "reduce"
-
-
-def test_traces_of_processes_are_joined(tmp_path: Path) -> None:
-    assert join_traces(tmp_path) is None
-    for row, name in enumerate(("producer-0", "consumer-0")):
-        spans = Spans(tmp_path / "spans" / name, TraceFile(tmp_path, name, row))
-        with spans("outer"), spans("inner"):
-            pass
-        spans.close()
-    with (tmp_path / "traces" / "consumer-0.jsonl").open("a") as file:
-        file.write('{"name": "torn')
-    path = join_traces(tmp_path)
-    assert path == tmp_path / "trace.json"
-    events = json.loads(path.read_text())["traceEvents"]
-    assert [(event["name"], event["pid"]) for event in events if event["ph"] == "X"] == [
-        ("inner", 1),
-        ("outer", 1),
-        ("inner", 0),
-        ("outer", 0),
-    ]
-    inner, outer = (event for event in events if event["ph"] == "X" and event["pid"] == 0)
-    assert outer["ts"] <= inner["ts"]
-    assert outer["dur"] >= inner["dur"] >= 0
 
 
 # --- fatal ------------------------------------------------------------------------------------------------------------

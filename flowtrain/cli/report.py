@@ -1,0 +1,148 @@
+"""`flowtrain report RUN_DIR`: where a traced run's time went, as tables and as a page that needs no network.
+
+RUN_DIR/traces, config.yaml, summary.json ──▶ tables on the terminal, RUN_DIR/report.html, --json FILE
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowtrain.cli.options import Debug, JsonFile
+from flowtrain.errors import ConfigError
+
+if TYPE_CHECKING:
+    from flowtrain.telemetry.losses import Breakdown
+    from flowtrain.telemetry.timeline import Timeline
+
+PAGE = "report.html"
+NUM_LOSSES = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """`telemetry_seconds`: processor time of tracing, records and sinks, all processes; `wall_seconds`: the run's."""
+
+    run: str
+    breakdown: Breakdown
+    telemetry_seconds: float
+    wall_seconds: float | None
+
+    @property
+    def telemetry_share(self) -> float | None:
+        return self.telemetry_seconds / self.wall_seconds if self.wall_seconds else None
+
+    def to_dict(self) -> dict[str, Any]:
+        values = asdict(self.breakdown)
+        values["path"] = [
+            {"side": side, "name": name, "seconds": seconds} for (side, name), seconds in self.breakdown.path.items()
+        ]
+        telemetry = {"seconds": self.telemetry_seconds, "wall_s": self.wall_seconds, "share": self.telemetry_share}
+        return {"run": self.run, **values, "telemetry": telemetry}
+
+
+def register(app: typer.Typer) -> None:
+    app.command("report")(report)
+
+
+def report(
+    run_dir: Annotated[Path, typer.Argument(metavar="RUN_DIR", help="Folder of a run with run.trace: true.")],
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Tell where a run's time went: shares, the critical path of a step, the largest losses against the ideal."""
+    from flowtrain.cli.report_page import page
+    from flowtrain.cli.rundir import writing
+    from flowtrain.telemetry.files import write_atomic
+
+    made, timeline = read_report(run_dir)
+    _print(made)
+    with writing(run_dir / PAGE):
+        write_atomic(run_dir / PAGE, page(made, timeline))
+    typer.echo(f"\npage: {run_dir / PAGE}   timeline for ui.perfetto.dev: {run_dir / 'trace.json'}")
+    if json_file is not None:
+        with writing(json_file):
+            write_atomic(json_file, json.dumps(made.to_dict(), indent=2) + "\n")
+
+
+def read_report(run_dir: Path) -> tuple[Report, Timeline]:
+    """ConfigError for a folder without a trace of a whole step."""
+    from flowtrain.config.loading import load_config
+    from flowtrain.telemetry.losses import break_down
+    from flowtrain.telemetry.metrics import TELEMETRY_SECONDS
+    from flowtrain.telemetry.run_files import SUMMARY_FILE
+    from flowtrain.telemetry.timeline import read_timeline
+
+    timeline = read_timeline(run_dir)
+    if timeline is None:
+        raise ConfigError(f"{run_dir} holds no trace: run it with --set run.trace=true")
+    colocated = load_config(run_dir / "config.yaml", check_files=False).config.placement == "colocated"
+    breakdown = break_down(timeline, colocated)
+    if breakdown is None:
+        raise ConfigError(f"the trace of {run_dir} holds no whole step: let the run end two steps at least")
+    of_records = (record.get(TELEMETRY_SECONDS.name) or 0.0 for record in read_records(run_dir))
+    seconds = breakdown.cost_seconds + sum(of_records)
+    summary = run_dir / SUMMARY_FILE
+    wall = json.loads(summary.read_text(encoding="utf-8"))["wall_s"] if summary.is_file() else None
+    return Report(run_dir.resolve().name, breakdown, seconds, wall), timeline
+
+
+def read_records(run_dir: Path) -> list[dict[str, Any]]:
+    """What metrics.jsonl holds; a line torn by a kill is left out."""
+    from flowtrain.telemetry.run_files import METRICS_FILE
+
+    file = run_dir / METRICS_FILE
+    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def headline(made: Report) -> list[tuple[str, str]]:
+    """What the report says in figures: (name, value)."""
+    found = made.breakdown
+    lines = [
+        ("steps looked at", f"{found.steps[0]}-{found.steps[-1]}"),
+        ("a step", f"{1000 * found.step_seconds:.1f} ms"),
+        ("ideal", f"{1000 * found.ideal_seconds:.1f} ms, {100 * found.ideal_seconds / found.step_seconds:.1f} % of it"),
+    ]
+    if made.telemetry_share is not None:
+        share = 100 * made.telemetry_share
+        lines.append(("telemetry", f"{made.telemetry_seconds:.2f} s of processor time, {share:.2f} % of the run"))
+    return lines
+
+
+def _print(made: Report) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    found = made.breakdown
+    console = Console(width=None if sys.stdout.isatty() else 120, highlight=False)
+    for name, value in headline(made):
+        typer.echo(f"{name}: {value}")
+
+    def show(title: str, rows: list[tuple[str, float]], whole: float) -> None:
+        table = Table(title=title, title_justify="left")
+        table.add_column("what")
+        table.add_column("ms a step", justify="right")
+        table.add_column("of the step", justify="right")
+        for name, seconds in rows:
+            table.add_row(name, f"{1000 * seconds:.1f}", f"{100 * seconds / whole:.1f} %")
+        console.print(table)
+
+    losses = list(found.losses.items())[:NUM_LOSSES]
+    show(f"the {len(losses)} largest losses against the ideal, a device", losses, found.step_seconds)
+    path = [(f"{side}: {name}", seconds) for (side, name), seconds in found.path.items()]
+    show("critical path of a step, mean over the steps", path, found.step_seconds)
+    table = Table(title="share of each side's time", title_justify="left")
+    for name in ("side", "what"):
+        table.add_column(name)
+    table.add_column("share", justify="right")
+    for side, shares in found.shares.items():
+        for number, (name, share) in enumerate(shares.items()):
+            table.add_row("" if number else side, name, f"{100 * share:.1f} %")
+        table.add_section()
+    console.print(table)

@@ -1,0 +1,72 @@
+"""What a benchmark makes of its runs, by hand; and that every variant is a config."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flowtrain.cli.bench_result import FIGURES, RATE, Spread, limits, measure, ratios, summarize
+from flowtrain.cli.bench_variants import VARIANTS
+from flowtrain.config.loading import load_config
+from flowtrain.telemetry.losses import Breakdown
+
+
+def record(seconds: float, rows: int, mfu: float | None, starved: float) -> dict[str, Any]:
+    values: dict[str, Any] = dict.fromkeys(metric.name for metric in FIGURES)
+    return values | {
+        "time_metrics/end_to_end(s)": seconds,
+        "rows": rows,
+        "mfu(%)": mfu,
+        "flow/starvation(s)": starved,
+    }
+
+
+def test_figures_of_a_run_are_ratios_of_sums_without_the_warm_up() -> None:
+    found = measure([record(100.0, 10, 1.0, 9.0), record(1.0, 10, 40.0, 0.2), record(3.0, 10, 20.0, 0.4)], warmup=1)
+    assert found == {RATE: 5.0, "mfu(%)": pytest.approx(25.0), "flow/starvation(s)": pytest.approx(0.3)}
+
+
+def test_medians_spreads_and_ratios_are_taken_round_by_round() -> None:
+    """The machine is half as fast in the last round: the rates say so, the ratios do not."""
+    runs = {"flow": [{RATE: 10.0}, {RATE: 11.0}, {RATE: 5.0}], "monolithic": [{RATE: 8.0}, {RATE: 8.8}, {RATE: 4.0}]}
+    assert summarize(runs["flow"]) == {RATE: Spread(10.0, 0.6)}
+    [(name, ratio)] = ratios(runs, "flow").items()
+    assert (name, ratio.median) == ("monolithic", pytest.approx(1.25))
+    assert ratio.spread == pytest.approx(0.0)
+
+
+def test_limits_of_a_run() -> None:
+    """A step of 1 s with 10 rows: the producer's modules are busy for 0.4 s, the consumer's for 0.8 s; 5 % waited."""
+    shares = {
+        "producer": {"wait": 0.5, "encode": 0.4, "decode": 0.1},
+        "consumer": {"forward": 0.3, "backward": 0.45, "optimizer": 0.05, "wait": 0.2},
+        "controller": {"wait": 1.0},
+    }
+    breakdown = Breakdown((2,), 1.0, shares, 0.6, {}, {}, 2, (), 0.0)
+    found = limits(breakdown, {RATE: 10.0, "mfu/gap_to_llm_only(%)": 5.0})
+    assert found["ideal"] == pytest.approx(10 / 0.6)
+    assert found["split bound"] == pytest.approx(10 / 0.8) == pytest.approx(found["ideal"] * (0.4 + 0.8) / 2 / 0.8)
+    assert found["LLM-only"] == pytest.approx(10 / 0.95)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_every_variant_is_a_config(name: str, emoji: Path) -> None:
+    config = load_config(emoji / "emoji.yaml", (*VARIANTS[name], "data.eval=null")).config
+    axes = (config.placement, config.exchange, config.policy, config.packing_policy)
+    flow = ("disaggregated", "pool", "flow_matching", "dynamic")
+    changed = [ours for ours, theirs in zip(axes, flow, strict=True) if ours != theirs]
+    assert (
+        changed
+        == {
+            "flow": [],
+            "disaggregated": ["barrier_pipeline", "stage_balanced", "raw_size"],
+            "barrier_step": ["barrier_step", "stage_balanced", "raw_size"],
+            "monolithic": ["colocated", "uniform", "arrival"],
+            "monolithic_dynamic": ["colocated", "uniform"],
+            "without_pool": ["barrier_step"],
+            "without_allocator": ["uniform"],
+            "without_scheduler": ["arrival"],
+        }[name]
+    )
