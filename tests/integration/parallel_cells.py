@@ -18,17 +18,20 @@ from transformers import AutoProcessor
 
 from flowtrain.config.schema import Config, TrainConfig
 from flowtrain.data.measure import prepare
+from flowtrain.messages import UpdateOrder
 from flowtrain.models.backbone import BackboneHalf, PackSample
 from flowtrain.models.encoder import EncoderHalf
 from flowtrain.models.leak import check_packing
 from flowtrain.models.loading import ensure_weights
 from flowtrain.parallel.context import apply_context
-from flowtrain.parallel.groups import join_groups
+from flowtrain.parallel.groups import Groups, join_groups
 from flowtrain.parallel.mesh import dp_rank
+from flowtrain.parallel.pieces import local_tensor
 from flowtrain.parallel.roles import TensorPlan, plan_tensor
 from flowtrain.parallel.shard import shard
 from flowtrain.parallel.tensor import apply_tensor, complete_gradients, describe, whole_of
-from flowtrain.plan import layout_of
+from flowtrain.plan import Layout, layout_of
+from flowtrain.types import Module
 from flowtrain.update.collectives import Collectives
 from flowtrain.update.updater import Updater
 
@@ -155,7 +158,29 @@ def run_cut_twice(group: Any, path: Path, layout: str) -> dict[str, float]:
     for name, parameter in parameters.items():
         assert parameter.grad is not None
         errors[name] = _error(updater.holding.whole(name, parameter.grad), expected[name], 1e-6 * norm)
-    return errors
+    return errors | _saved_and_loaded(group, case, updater, path.parent / layout)
+
+
+def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) -> dict[str, float]:
+    """A step, a checkpoint, and the checkpoint in a process that holds everything: parameters and moments of both."""
+    updater.update(UpdateOrder(1, 1.0, 1.0, dict.fromkeys(Module, 0.1), True, None))
+    updater.save(folder)
+    dist.barrier(group)
+    _, backbone = _halves(case.folder, case.run_dir)
+    parameters = {name: p for name, p in backbone.parameters_by_name().items() if p.requires_grad}
+    alone = Updater(parameters, backbone.module_of(), TrainConfig(max_steps=1), Groups(Layout(), 0))
+    alone.load(folder)
+    errors = {"step": float(alone.step != 1)}
+    for name, parameter in updater.parameters.items():
+        errors[f"saved {name}"] = _error(
+            updater.holding.whole(name, parameter.detach()), alone.parameters[name].detach()
+        )
+    held = {name: local_tensor(parameter.detach()) for name, parameter in updater.parameters.items()}
+    before = {name: tensor.clone() for name, tensor in held.items()}
+    for tensor in held.values():
+        tensor.add_(1.0)
+    updater.load(folder)
+    return errors | {f"loaded {name}": _error(tensor, before[name]) for name, tensor in held.items()}
 
 
 def _halves(folder: Path, run_dir: Path) -> tuple[EncoderHalf, BackboneHalf]:
