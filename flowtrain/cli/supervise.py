@@ -75,6 +75,7 @@ def supervise(
     """
     with _signals() as (received, wake), _subreaper():
         tree = _Tree(run_id)
+        asked = Asked(patience_seconds)
         driver = subprocess.Popen(
             argv,
             env={**environment, RUN_ID: run_id},
@@ -83,36 +84,55 @@ def supervise(
             pass_fds=tuple(pass_fds),
         )
         try:
-            asked, killed = _watch(driver, received, wake, tree, patience_seconds)
+            killed = _watch(driver, received, wake, tree, asked)
         finally:
             num_swept = tree.sweep(driver)
             with suppress(OSError, PlanError):  # a registry that cannot be used has nothing to sweep
                 sweep_registry()
-        return Ended(driver.returncode, asked, killed, num_swept)
+        return Ended(driver.returncode, asked.first, killed, num_swept)
+
+
+@dataclass(slots=True)
+class Asked:
+    """Who has asked for the end so far, and when a driver that has not ended by then is killed: the module's table.
+
+    Attributes:
+        patience_seconds: from the first signal on.
+        first: what was asked first, as the driver is told it.
+        deadline: on the clock of the `now` that `hear` is given.
+    """
+
+    patience_seconds: float
+    first: signal.Signals | None = None
+    deadline: float = float("inf")
+    num_interrupts: int = 0
+
+    def hear(self, number: signal.Signals, now: float, listens: bool) -> signal.Signals | None:
+        """A signal came: what to pass on to the driver, or None to kill it now. `listens`: it has handlers by now."""
+        forwarded = _FORWARDED[number]
+        self.first = self.first or forwarded
+        self.num_interrupts += number == signal.SIGINT
+        if self.num_interrupts > 2 or not listens:
+            self.deadline = now
+            return None
+        self.deadline = min(self.deadline, now + (FORCE_SECONDS if self.num_interrupts > 1 else self.patience_seconds))
+        return forwarded
 
 
 def _watch(
-    driver: subprocess.Popen[bytes], received: deque[signal.Signals], wake: int, tree: _Tree, patience_seconds: float
-) -> tuple[signal.Signals | None, bool]:
-    """Wait for the driver's end, passing signals on; returns who asked for it and whether it was killed from here."""
-    asked: signal.Signals | None = None
-    num_interrupts = 0
-    deadline = float("inf")
+    driver: subprocess.Popen[bytes], received: deque[signal.Signals], wake: int, tree: _Tree, asked: Asked
+) -> bool:
+    """Wait for the driver's end, passing signals on; returns whether it was killed from here."""
     killed = False
     pidfd = os.pidfd_open(driver.pid)
     try:
         while driver.poll() is None:
             while received:
-                number = received.popleft()
-                asked = asked or _FORWARDED[number]
-                num_interrupts += number == signal.SIGINT
-                now = time.monotonic()
-                deadline = min(deadline, now + (FORCE_SECONDS if num_interrupts > 1 else patience_seconds))
-                if num_interrupts > 2 or not _catches(driver.pid, signal.SIGTERM):
-                    deadline = now
-                else:
-                    driver.send_signal(_FORWARDED[number])
-            left = deadline - time.monotonic()
+                listens = _catches(driver.pid, signal.SIGTERM)
+                forwarded = asked.hear(received.popleft(), time.monotonic(), listens)
+                if forwarded is not None:
+                    driver.send_signal(forwarded)
+            left = asked.deadline - time.monotonic()
             if left <= 0 and not killed:
                 killed = True
                 _kill_session(driver)
@@ -123,7 +143,7 @@ def _watch(
                 tree.reap(driver.pid)
     finally:
         os.close(pidfd)
-    return asked, killed
+    return killed
 
 
 def _catches(pid: int, number: signal.Signals) -> bool:

@@ -1,4 +1,7 @@
-"""The supervision of a driver, with real small programs in its place: exit codes, signals, orphans."""
+"""The supervision of a driver, with real small programs in its place: exit codes, signals, orphans.
+
+Handlers of these programs write by `os.write`: the next signal may come while one runs, and `print` is not reentrant.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from flowtrain.cli.supervise import FORCE_SECONDS, Asked
 
 LAUNCHER = """
 import json, os, sys
@@ -22,9 +27,9 @@ ended = supervise([sys.executable, "-c", sys.argv[1]], sys.argv[2], os.environ, 
 print(json.dumps([ended.returncode, ended.asked and ended.asked.name, ended.killed, ended.num_swept]), flush=True)
 """
 ORDERLY = """
-import signal, sys, time
+import os, signal, sys, time
 def stop(number, frame):
-    print(f"got {number}", flush=True)
+    os.write(1, b"got %d\\n" % number)
     sys.exit(128 + number)
 signal.signal(signal.SIGINT, stop)
 signal.signal(signal.SIGTERM, stop)
@@ -32,9 +37,9 @@ print("ready", flush=True)
 time.sleep(60)
 """
 DEAF = """
-import signal, time
+import os, signal, time
 for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, lambda number, frame: print(f"got {number}", flush=True))
+    signal.signal(number, lambda number, frame: os.write(1, b"got %d\\n" % number))
 print("ready", flush=True)
 while True:
     time.sleep(60)
@@ -78,8 +83,8 @@ class Launched:
         self.process.send_signal(number)
 
     def ended(self) -> list[Any]:
-        """[returncode, asked, killed, num_swept]."""
-        output, _ = self.process.communicate(timeout=40)
+        """[returncode, asked, killed, num_swept], long before the launcher's patience is over."""
+        output, _ = self.process.communicate(timeout=60)
         self.lines += output.splitlines()
         assert self.process.returncode == 0
         result: list[Any] = json.loads(self.lines[-1])
@@ -93,7 +98,7 @@ Launch = Callable[..., Launched]
 def launch(tmp_path: Path) -> Iterator[Launch]:
     started: list[Launched] = []
 
-    def start(program: str, patience: float = 30.0) -> Launched:
+    def start(program: str, patience: float = 600.0) -> Launched:
         started.append(Launched(program, f"test-{os.getpid()}-{time.monotonic_ns()}", patience))
         return started[-1]
 
@@ -131,30 +136,52 @@ def test_the_driver_has_a_session_of_its_own(launch: Launch) -> None:
     assert launched.lines[0] == "True"
 
 
+@pytest.mark.parametrize(
+    ("numbers", "passed_on", "left"),
+    [
+        (("SIGINT",), ("SIGINT",), 30.0),
+        (("SIGTERM", "SIGTERM", "SIGHUP"), ("SIGTERM", "SIGTERM", "SIGTERM"), 28.0),
+        (("SIGINT", "SIGINT"), ("SIGINT", "SIGINT"), FORCE_SECONDS),
+        (("SIGTERM", "SIGINT", "SIGINT"), ("SIGTERM", "SIGINT", "SIGINT"), FORCE_SECONDS),
+        (("SIGINT", "SIGINT", "SIGINT"), ("SIGINT", "SIGINT", None), 0.0),
+    ],
+)
+def test_each_signal_leaves_less_time(numbers: Sequence[str], passed_on: Sequence[str | None], left: float) -> None:
+    """One signal a second; `left`: seconds from the last one to the kill."""
+    asked, now = Asked(patience_seconds=30.0), 100.0
+    for number, expected in zip(numbers, passed_on, strict=True):
+        now += 1.0
+        heard = asked.hear(signal.Signals[number], now, listens=True)
+        assert (heard and heard.name) == expected
+    assert asked.first == signal.Signals[numbers[0]]
+    assert asked.deadline - now == left
+
+
+def test_a_driver_without_handlers_is_told_nothing() -> None:
+    asked = Asked(patience_seconds=30.0)
+    assert asked.hear(signal.SIGHUP, now=7.0, listens=False) is None
+    assert (asked.first, asked.deadline) == (signal.SIGTERM, 7.0)
+
+
 def test_a_second_interrupt_ends_a_deaf_driver(launch: Launch) -> None:
     launched = launch(DEAF)
     launched.read_until("ready")
     launched.send(signal.SIGINT)
     launched.read_until("got 2")
-    start = time.monotonic()
     launched.send(signal.SIGINT)
     assert launched.ended() == [-signal.SIGKILL, "SIGINT", True, 0]
     assert launched.lines.count("got 2") == 2
-    assert 4 < time.monotonic() - start < 15
 
 
 def test_a_third_interrupt_does_not_wait(launch: Launch) -> None:
     launched = launch(DEAF)
     launched.read_until("ready")
-    start = time.monotonic()
-    for count in (1, 2):
+    for count in (1, 2, 3):
         launched.send(signal.SIGINT)
-        launched.read_until("got 2")
-        assert launched.lines.count("got 2") >= 1, count
-        launched.lines.append("")
-    launched.send(signal.SIGINT)
+        if count < 3:
+            launched.read_until("got 2")
+            launched.lines.append(f"interrupt {count}")
     assert launched.ended()[1:3] == ["SIGINT", True]
-    assert time.monotonic() - start < 4
 
 
 def test_a_driver_that_never_ends_is_killed_after_patience(launch: Launch) -> None:
@@ -167,10 +194,8 @@ def test_a_driver_that_never_ends_is_killed_after_patience(launch: Launch) -> No
 def test_a_driver_that_is_still_starting_is_ended_at_once(launch: Launch) -> None:
     launched = launch("import time; print('ready', flush=True); time.sleep(60)")
     launched.read_until("ready")
-    start = time.monotonic()
     launched.send(signal.SIGINT)
     assert launched.ended() == [-signal.SIGKILL, "SIGINT", True, 0]
-    assert time.monotonic() - start < 5
 
 
 def test_nothing_that_the_driver_started_is_left(launch: Launch) -> None:
