@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import psutil
+from busy import allowed
 from integration_runs import EXAMPLES
 
 Value = TypeVar("Value")
@@ -136,7 +137,7 @@ class Launch:
         def find() -> psutil.Process | None:
             return next((process for process in self.processes() if file in _maps(process)), None)
 
-        process = until(find, f"a process that has {file} open", within=5)
+        process = until(find, f"a process that has {file} open")
         assert process is not None
         return process
 
@@ -161,13 +162,16 @@ class Launch:
         self.processes()
 
     def end(self, within: float) -> int:
-        """The exit code; everything that the run started is gone by then, and nothing new lies in /dev/shm."""
-        code = self.launcher.wait(timeout=within)
+        """The exit code; everything that the run started is gone by then, and nothing new lies in /dev/shm.
+
+        `within`: seconds, as a machine has them that does nothing else.
+        """
+        code = self.launcher.wait(timeout=allowed(within))
         self.assert_gone(within=1.0)
         return code
 
     def assert_gone(self, within: float) -> None:
-        deadline = time.monotonic() + within
+        deadline = time.monotonic() + allowed(within)
         while (left := self.left()) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left, f"alive {within:g} s after the end: {left}"

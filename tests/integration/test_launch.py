@@ -7,7 +7,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -79,10 +78,8 @@ def test_ctrl_c_twice_ends_at_once(run_dir: Path) -> None:
         launch.until(lambda: consumer_is_in(launch, "train"), "a step to begin")
         launch.signal(signal.SIGINT)
         launch.until(lambda: "stopping after step" in launch.out, "the first to be told")
-        again = time.monotonic()
         launch.signal(signal.SIGINT)
-        assert launch.end(within=10) == 130, launch.err
-        assert time.monotonic() - again < 5 + 3, "5 s for the driver, the rest for the sweep and this machine"
+        assert launch.end(within=5 + 3) == 130, "5 s for the driver, the rest for the sweep and this machine"
         assert "SIGINT" in launch.last_line
         assert newest(launch) == before
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 import torch
+from busy import allowed
 from nixl_peers import OWNER, READER, client, pattern
 
 from flowtrain.pool.transport.nixl_agent import why_missing
@@ -154,7 +155,7 @@ def test_a_killed_owner_is_named_at_once(operation: str) -> None:
         assert line_of(reader) == "moving\n"
         owner.send_signal(signal.SIGKILL)
         seconds, _, sentence = line_of(reader).partition(" ")
-        assert float(seconds) < 10
+        assert float(seconds) < allowed(10)
         assert f"process {owner.pid}, which holds the segment of pool owner 3 on machine 0, is gone" in sentence
 
 
@@ -164,7 +165,7 @@ def test_a_stopped_owner_is_named_after_the_timeout(operation: str) -> None:
         assert line_of(reader) == "moving\n"
         owner.send_signal(signal.SIGSTOP)
         seconds, _, sentence = line_of(reader).partition(" ")
-        assert 2 <= float(seconds) < 5
+        assert 2 <= float(seconds) < allowed(5)
         assert f"no answer to a {operation.upper()} within 2 s" in sentence
         owner.send_signal(signal.SIGCONT)
 

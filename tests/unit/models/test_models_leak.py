@@ -37,9 +37,9 @@ def test_a_sound_model_is_packed(
 ) -> None:
     _, backbone = load_halves(make_config(dtype, freeze=freeze), weights_dir)
     state = torch.get_rng_state()
-    start = time.perf_counter()
+    start = time.process_time()
     assert check_packing(backbone) == "packed"
-    assert time.perf_counter() - start < 5
+    assert time.process_time() - start < 5
     assert torch.equal(torch.get_rng_state(), state)
     assert backbone.training
     assert not backbone.one_by_one

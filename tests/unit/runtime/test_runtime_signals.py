@@ -4,10 +4,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
+from busy import allowed
 
 from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
 
@@ -65,7 +64,7 @@ def test_second_signal_ends_at_once() -> None:
     assert process.returncode == EXIT_INTERRUPTED
 
 
-def test_process_dies_with_the_one_it_is_tied_to(tmp_path: Path) -> None:
+def test_process_dies_with_the_one_it_is_tied_to() -> None:
     tied = (
         "import os, sys, time; from flowtrain.runtime.guard import die_with; "
         "die_with(int(sys.argv[1]), os.uname().nodename); print('tied', flush=True); time.sleep(60)"
@@ -76,9 +75,7 @@ def test_process_dies_with_the_one_it_is_tied_to(tmp_path: Path) -> None:
             assert process.stdout is not None
             assert process.stdout.readline() == "tied\n"
             os.kill(anchor.pid, signal.SIGKILL)
-            started = time.monotonic()
-            assert process.wait(timeout=10) == -signal.SIGKILL
-            assert time.monotonic() - started < 5
+            assert process.wait(timeout=allowed(5)) == -signal.SIGKILL
 
 
 HELD = """
@@ -93,7 +90,7 @@ try:
             signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(15))
         print("ready", flush=True)
         try:
-            for _ in range(1000 if sys.argv[1] == "exit" else 50):
+            while not stop.requested:
                 time.sleep(0.01)
         except Exception:
             print("swallowed", flush=True)
