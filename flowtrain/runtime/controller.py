@@ -208,7 +208,10 @@ class Controller:
 
     def _take(self, answer: Answer) -> None:
         if answer.error is not None:
-            raise true_cause(answer, self.executor)
+            failure = true_cause(answer, self.executor)
+            if failure.dead is not None and (left := self.flow.lost(*failure.dead)) is not None:
+                failure.error.add_note(left)
+            raise failure.error
         self._in_flight -= 1
         self.trace.taken(answer.role, answer.rank, answer.method)
         self._last_answer = time.monotonic()

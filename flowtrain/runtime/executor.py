@@ -41,7 +41,14 @@ class StageSpec:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """The outcome of one order: `value`, or `error` when it failed; `payload` is a handle of the block read."""
+    """The outcome of one order.
+
+    Attributes:
+        value: what the stage returned.
+        error: why it failed; None when it did not.
+        payload: a handle of the block read.
+        died: the process is gone; `error` says how.
+    """
 
     role: Role
     rank: int
@@ -49,6 +56,7 @@ class Answer:
     value: Any
     error: BaseException | None = None
     payload: Any = None
+    died: bool = False
 
 
 class Executor(Protocol):

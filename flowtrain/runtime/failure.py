@@ -7,31 +7,43 @@ failure the answers of a short grace period are collected, and the best story is
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from typing import NamedTuple
 
 from flowtrain.errors import FlowTrainError, LostProcessError, PeerError
 from flowtrain.runtime.executor import Answer, Executor
+from flowtrain.types import Role
 
 GRACE_SECONDS = 3.0
 
 
-def true_cause(first: Answer, executor: Executor, grace_seconds: float = GRACE_SECONDS) -> BaseException:
-    """The error to end with, after listening for others for up to `grace_seconds`."""
-    assert first.error is not None
-    errors: list[BaseException] = [first.error]
+class Failure(NamedTuple):
+    """What a run ends with: the error, and the process that died where that is the cause."""
+
+    error: BaseException
+    dead: tuple[Role, int] | None
+
+
+def true_cause(first: Answer, executor: Executor, grace_seconds: float = GRACE_SECONDS) -> Failure:
+    """The failure to end with, after listening for others for up to `grace_seconds`."""
+    failures = [_failure(first)]
     deadline = time.monotonic() + grace_seconds
-    while _rank(min(errors, key=_rank)) > 0 and (left := deadline - time.monotonic()) > 0:
+    while _rank(min(failures, key=_rank)) > 0 and (left := deadline - time.monotonic()) > 0:
         answer = executor.next(min(left, 0.2))
         if answer is not None and answer.error is not None:
-            errors.append(answer.error)
-    return min(errors, key=_rank)
+            failures.append(_failure(answer))
+    return min(failures, key=_rank)
 
 
-def _rank(error: BaseException) -> int:
+def _failure(answer: Answer) -> Failure:
+    assert answer.error is not None
+    return Failure(answer.error, (answer.role, answer.rank) if answer.died else None)
+
+
+def _rank(failure: Failure) -> int:
     """Smaller is closer to the cause; 0 ends the search. A lost process is preferred to what it made others say."""
-    order: tuple[Callable[[BaseException], bool], ...] = (
-        lambda e: isinstance(e, LostProcessError),
-        lambda e: isinstance(e, FlowTrainError) and not isinstance(e, PeerError),
-        lambda e: not isinstance(e, PeerError),
-    )
-    return next((place for place, matches in enumerate(order) if matches(error)), len(order))
+    error = failure.error
+    if isinstance(error, LostProcessError):
+        return 0
+    if isinstance(error, PeerError):
+        return 3
+    return 1 if isinstance(error, FlowTrainError) else 2

@@ -147,6 +147,16 @@ class Flow:
         state = self._steps[key]
         return state.packs_left == 0 and state.units_left == 0
 
+    def lost(self, role: Role, rank: int) -> str | None:
+        """A process died: its leases expire. What that leaves in the pool, in words; None when it had none."""
+        readable, lost = self.directory.expire((role, rank))
+        if not readable and not lost:
+            return None
+        return (
+            f"{role} {rank} had leased blocks of the pool: features of {len(readable)} samples can be read by others, "
+            f"{len(lost)} may hold half a gradient"
+        )
+
     def forget(self, key: StepKey) -> Step:
         """Drop a finished step; returns it."""
         assert self.finished(key), f"step {key} is not finished: {self.waiting()}"

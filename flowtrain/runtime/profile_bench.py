@@ -354,7 +354,7 @@ class Bench:
                     f"takes that long, raise run.timeout_seconds"
                 )
         if answer.error is not None:
-            raise true_cause(answer, self.executor)
+            raise true_cause(answer, self.executor).error
         if self.stop.requested:
             raise self.stop.error()
         return answer

@@ -166,7 +166,8 @@ class RayExecutor:
             if error is None:
                 self._answers.put(Answer(role, rank, method, future.result(), payload=payload))
             else:
-                self._answers.put(Answer(role, rank, method, None, self._translate(error, role, rank, method)))
+                told, died = self._translate(error, role, rank, method), isinstance(error, RayActorError)
+                self._answers.put(Answer(role, rank, method, None, told, died=died))
 
         ref.future().add_done_callback(done)
 

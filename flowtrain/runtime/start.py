@@ -113,7 +113,7 @@ def _ask(executor: Executor, calls: dict[Rank, tuple[Any, ...]], timeout: float)
         answer = executor.next(0.5)
         if answer is not None:
             if answer.error is not None:
-                raise true_cause(answer, executor)
+                raise true_cause(answer, executor).error
             answers[answer.role, answer.rank] = answer.value
         elif time.monotonic() > deadline:
             method = next(iter(calls.values()))[0]

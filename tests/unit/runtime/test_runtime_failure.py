@@ -66,13 +66,22 @@ def test_the_cause_is_found_in_whatever_order_failures_are_told(
 ) -> None:
     for first, *others in permutations(errors):
         if first is not None:
-            assert true_cause(answer_of(first), Told(others), grace_seconds=0.05) is cause
+            assert true_cause(answer_of(first), Told(others), grace_seconds=0.05).error is cause
 
 
 def test_a_lost_process_ends_the_search_at_once() -> None:
     told = Told([ECHO])
-    assert true_cause(answer_of(LOST), told, grace_seconds=60) is LOST
+    assert true_cause(answer_of(LOST), told, grace_seconds=60).error is LOST
     assert len(told.answers) == 1
+
+
+def test_the_process_that_died_is_told_and_not_the_one_that_noticed() -> None:
+    noticed = Answer(Role.CONSUMER, 1, "train", None, PeerError("sum of gradients failed"))
+    died = Answer(Role.PRODUCER, 0, "watch", None, LOST, died=True)
+    told = Told([])
+    told.answers.append(died)
+    assert true_cause(noticed, told, grace_seconds=60) == (LOST, (Role.PRODUCER, 0))
+    assert true_cause(answer_of(LOST), Told([])).dead is None, "told by a process that lives"
 
 
 def test_one_process_tells_its_own_failure_at_once() -> None:

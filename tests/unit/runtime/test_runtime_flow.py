@@ -7,6 +7,7 @@ arrive in order, nothing else is ordered.
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter, deque
 from typing import Any
 
@@ -268,6 +269,20 @@ def test_who_waits_for_whom_is_told() -> None:
     run = Run(plain())
     run._compose_and_send()
     assert run.flow.waiting().endswith("consumer 0 waits for units of producer 0; in flight: producer 0")
+
+
+@pytest.mark.parametrize(
+    ("trainable", "told"), [(False, "1 samples can be read by others, 0 may"), (True, "0 samples .* 1 may hold half")]
+)
+def test_the_leases_of_a_process_that_died_expire(trainable: bool, told: str) -> None:
+    roles = frozenset({Role.PRODUCER, Role.CONSUMER}) if trainable else frozenset({Role.CONSUMER})
+    run = Run(plain(sizes=[[[[[8]]]]], trainable=trainable, reduced_roles=roles))
+    work_off(run, Role.PRODUCER)
+    assert run.flow.lost(Role.PRODUCER, 0) is None, "who writes has no lease"
+    left = run.flow.lost(Role.CONSUMER, 0)
+    assert left is not None
+    assert re.search(told, left)
+    assert run.flow.lost(Role.CONSUMER, 0) is None
 
 
 def test_text_only_packs_need_no_producer() -> None:
