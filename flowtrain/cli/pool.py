@@ -20,7 +20,7 @@ def register(app: typer.Typer) -> None:
 
 
 def ls(json_file: JsonFile = None, debug: Debug = False) -> None:
-    """List the pool segments of this user's runs on this machine, and whether their processes live."""
+    """List the pool segments of this user's runs, and whether their processes live on this machine."""
     from flowtrain.pool.registry import listed, registry_folder
 
     folder = registry_folder()
@@ -30,7 +30,7 @@ def ls(json_file: JsonFile = None, debug: Debug = False) -> None:
 
 
 def sweep(json_file: JsonFile = None, debug: Debug = False) -> None:
-    """Remove what killed runs have left; a live process's entry is never touched."""
+    """Remove what killed runs of this machine have left; a live process's entry is never touched."""
     from flowtrain.pool.registry import registry_folder
     from flowtrain.pool.registry import sweep as sweep_folder
 
@@ -66,7 +66,7 @@ def _print(found: list[dict[str, Any]], nothing: str) -> None:
     if not found:
         typer.echo(nothing)
         return
-    names = ("run", "role", "owner", "pid", "life", "used_bytes", "bytes", "run_dir")
+    names = ("run", "role", "owner", "machine", "pid", "life", "used_bytes", "bytes", "run_dir")
     lines = [names, *(tuple(str(one[name]) for name in names) for one in found)]
     widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
     for line in lines:

@@ -1,4 +1,5 @@
-"""Who counts as being on the same machine: processes that can open each other's memory through /proc (contract C6)."""
+"""Who counts as being on the same machine: processes that can open each other's memory through /proc (contract C6),
+and what a machine is called, whatever runs on it."""
 
 from __future__ import annotations
 
@@ -15,3 +16,13 @@ def host_identity() -> str:
     """
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}/{os.readlink('/proc/self/ns/pid')}"
+
+
+@cache
+def machine_name() -> str:
+    """Its host name, and the start of its id where it has one; the same after a restart."""
+    try:
+        identity = Path("/etc/machine-id").read_text().strip()[:8]
+    except OSError:
+        identity = ""
+    return "-".join(part for part in (os.uname().nodename, identity) if part)

@@ -1,12 +1,16 @@
 """Which processes of this machine hold pool memory: one small file for each, so that it can be looked at and swept.
 
     $XDG_RUNTIME_DIR/flowtrain/ (else the temporary folder, flowtrain-UID; mode 0700)
-      RUN-OWNER-PID.json ── bytes in use (8, little-endian, told by the owner as it goes) │ JSON: who, since when
+      RUN-OWNER-PID-MACHINE.json ── bytes in use (8, little-endian, told by the owner as it goes) │ JSON: who, since when
 
 Nothing depends on these files: the memory itself has no name and ends with its last process. An entry whose owner is
-dead is left over from a killed run and is swept: at the next start, or by `flowtrain pool sweep`. A live owner's entry
-is never touched. A process id that was used again is told by the process's start time, another machine's or container's
-entry by its host identity.
+dead is left over from a killed run and is swept: at the next start, or by `flowtrain pool sweep`.
+
+| an entry of | owner | swept |
+|---|---|---|
+| this kernel and these process ids | alive while a process of that id and that start time is | once dead |
+| this machine before it was started again | dead | yes |
+| another container of this machine; another machine that shares the folder | unknown here | by its own side only |
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from flowtrain.errors import PlanError
-from flowtrain.pool.host import host_identity
+from flowtrain.pool.host import host_identity, machine_name
 
 _USED = struct.Struct("<Q")
 _MAX_FILE_BYTES = 1 << 16
@@ -48,7 +52,8 @@ class Entry:
         role: what the process is in the run, with its rank.
         owner: owner id in the pool's address space.
         pid, started: the process, and its start in clock ticks since boot.
-        host: identity of the machine.
+        machine: name of the machine.
+        host: identity of its kernel and process ids.
         bytes: size of the segment.
         fd: the process's descriptor of it, -1 for private memory.
         inode: identity of the segment.
@@ -60,6 +65,7 @@ class Entry:
     owner: int
     pid: int
     started: int
+    machine: str
     host: str
     bytes: int
     fd: int
@@ -67,10 +73,10 @@ class Entry:
 
     @property
     def life(self) -> Life:
-        if self.host != host_identity():
-            same_boot = self.host.partition("/")[0] == host_identity().partition("/")[0]
-            return Life.ELSEWHERE if same_boot else Life.DEAD
-        return Life.ALIVE if start_of(self.pid) == self.started else Life.DEAD
+        if self.host == host_identity():
+            return Life.ALIVE if start_of(self.pid) == self.started else Life.DEAD
+        same_boot = self.host.partition("/")[0] == host_identity().partition("/")[0]
+        return Life.DEAD if self.machine == machine_name() and not same_boot else Life.ELSEWHERE
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +146,7 @@ def register(entry: Entry, folder: Path | None = None) -> Registration:
     """Enter this process, and sweep what dead ones have left."""
     folder = folder or registry_folder()
     sweep(folder)
-    return Registration(folder / f"{entry.run}-{entry.owner}-{entry.pid}.json", entry)
+    return Registration(folder / f"{entry.run}-{entry.owner}-{entry.pid}-{entry.machine}.json", entry)
 
 
 def listed(folder: Path | None = None) -> list[Listed]:

@@ -18,6 +18,7 @@ from pathlib import Path
 from flowtrain.config.schema import Config
 from flowtrain.plan import Plan
 from flowtrain.pool.client import PoolClient
+from flowtrain.pool.host import machine_name
 from flowtrain.pool.private import make_segment
 from flowtrain.pool.registry import Entry, register, run_name, start_of
 from flowtrain.pool.segment import OwnSegment
@@ -85,6 +86,7 @@ def _entry(spec: StageSpec, segment: OwnSegment) -> Entry:
         owner=handle.owner,
         pid=handle.pid,
         started=started,
+        machine=machine_name(),
         host=handle.host,
         bytes=handle.bytes,
         fd=handle.fd,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from flowtrain.pool.host import host_identity
+from flowtrain.pool.host import host_identity, machine_name
 from flowtrain.pool.registry import Entry, Registration, registry_folder, start_of
 
 
@@ -28,7 +28,7 @@ def entries(tmp_path: Path) -> list[Registration]:
     folder = registry_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
     started = start_of(os.getpid())
     assert started is not None
-    live = Entry("a-1", "/runs/a", "producer 0", 0, os.getpid(), started, host_identity(), 4096, 3, 1)
+    live = Entry("a-1", "/runs/a", "producer 0", 0, os.getpid(), started, machine_name(), host_identity(), 4096, 3, 1)
     dead = replace(live, run="b-2", started=started + 1, role="producer 1", owner=1)
     return [Registration(folder / f"{entry.run}.json", entry) for entry in (live, dead)]
 
@@ -37,8 +37,9 @@ def test_owners_are_listed_and_the_dead_ones_swept(entries: list[Registration], 
     entries[0].used(192)
     told = flowtrain(tmp_path, "ls", "--json", str(tmp_path / "ls.json"))
     header, first, second = told.splitlines()
-    assert header.split() == ["run", "role", "owner", "pid", "life", "used_bytes", "bytes", "run_dir"]
-    assert first.split() == ["a-1", "producer", "0", "0", str(os.getpid()), "alive", "192", "4096", "/runs/a"]
+    assert header.split() == ["run", "role", "owner", "machine", "pid", "life", "used_bytes", "bytes", "run_dir"]
+    place = ["0", machine_name(), str(os.getpid())]
+    assert first.split() == ["a-1", "producer", "0", *place, "alive", "192", "4096", "/runs/a"]
     assert "dead" in second
     segments = json.loads((tmp_path / "ls.json").read_text())["segments"]
     assert [(s["run"], s["life"], s["used_bytes"]) for s in segments] == [("a-1", "alive", 192), ("b-2", "dead", 0)]

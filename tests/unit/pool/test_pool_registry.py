@@ -14,17 +14,17 @@ import pytest
 
 from flowtrain.errors import PlanError
 from flowtrain.pool.client import PoolClient
-from flowtrain.pool.host import host_identity
+from flowtrain.pool.host import host_identity, machine_name
 from flowtrain.pool.private import PrivateSegment
 from flowtrain.pool.registry import Entry, Life, listed, register, registry_folder, run_name, start_of, sweep
 
 HOLD = (
     "import os, sys\n"
     "from pathlib import Path\n"
-    "from flowtrain.pool.host import host_identity\n"
+    "from flowtrain.pool.host import host_identity, machine_name\n"
     "from flowtrain.pool.registry import Entry, register, start_of\n"
     "pid = os.getpid()\n"
-    "entry = Entry('a', '/runs/a', 'producer 0', 0, pid, start_of(pid), host_identity(), 4096, 3, 1)\n"
+    "entry = Entry('a', '/runs/a', 'producer 0', 0, pid, start_of(pid), machine_name(), host_identity(), 4096, 3, 1)\n"
     "register(entry, Path(sys.argv[1]))\n"
     "print('there', flush=True)\n"
     "sys.stdin.read()\n"
@@ -35,7 +35,7 @@ def entry(run: str = "mine", **changes: object) -> Entry:
     pid = os.getpid()
     started = start_of(pid)
     assert started is not None
-    known = Entry(run, "/runs/mine", "producer 0", 0, pid, started, host_identity(), 4096, 3, 1)
+    known = Entry(run, "/runs/mine", "producer 0", 0, pid, started, machine_name(), host_identity(), 4096, 3, 1)
     return replace(known, **changes)  # type: ignore[arg-type]
 
 
@@ -68,16 +68,24 @@ def test_what_the_dead_have_left_is_swept_at_the_next_start(tmp_path: Path) -> N
     new.close()
 
 
-def test_another_container_is_left_alone_and_another_boot_is_dead(tmp_path: Path) -> None:
+def test_other_containers_and_machines_are_left_alone_and_an_earlier_boot_is_dead(tmp_path: Path) -> None:
     boot = host_identity().partition("/")[0]
-    kept = register(entry("container", host=f"{boot}/pid:[1]"), tmp_path)
-    register(entry("reboot", host="another-boot/pid:[1]"), tmp_path)
+    register(entry("container", host=f"{boot}/pid:[1]"), tmp_path)
+    register(entry("machine", machine="node-7", host="its-boot/pid:[1]"), tmp_path)
+    register(entry("reboot", host="earlier-boot/pid:[1]"), tmp_path)
     assert {one.entry.run: one.entry.life for one in listed(tmp_path)} == {
         "container": Life.ELSEWHERE,
+        "machine": Life.ELSEWHERE,
         "reboot": Life.DEAD,
     }
     assert [one.entry.run for one in sweep(tmp_path)] == ["reboot"]
-    kept.close()
+    assert [one.entry.run for one in listed(tmp_path)] == ["container", "machine"]
+
+
+def test_machines_that_share_a_folder_never_write_into_each_others_files(tmp_path: Path) -> None:
+    for machine in ("node-1", "node-2"):
+        register(entry(machine=machine, host=f"{machine}/pid:[1]"), tmp_path)
+    assert [one.entry.machine for one in listed(tmp_path)] == ["node-1", "node-2"]
 
 
 def test_used_bytes_are_seen_from_outside(tmp_path: Path) -> None:
