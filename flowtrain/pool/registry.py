@@ -1,7 +1,7 @@
 """Which processes of this machine hold pool memory: one small file for each, so that it can be looked at and swept.
 
     $XDG_RUNTIME_DIR/flowtrain/ (else the temporary folder, flowtrain-UID; mode 0700)
-      RUN-OWNER-PID-MACHINE.json ── bytes in use (8, little-endian, told by the owner as it goes) │ JSON: who, since when
+      RUN-OWNER-PID-MACHINE.json ── bytes in use (8, little-endian, told by the owner) │ JSON: who, since when
 
 Nothing depends on these files: the memory itself has no name and ends with its last process. An entry whose owner is
 dead is left over from a killed run and is swept: at the next start, or by `flowtrain pool sweep`.

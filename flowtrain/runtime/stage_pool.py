@@ -23,7 +23,7 @@ from flowtrain.pool.private import make_segment
 from flowtrain.pool.registry import Entry, register, run_name, start_of
 from flowtrain.pool.segment import OwnSegment
 from flowtrain.pool.transport import Transport, make_transports
-from flowtrain.pool.transport.nixl_agent import why_missing
+from flowtrain.pool.transport.nixl_agent import keep_to_loopback, why_missing
 from flowtrain.runtime.executor import StageSpec
 
 
@@ -56,6 +56,8 @@ def make_pool(
 
     `endpoint`: how other processes of the cluster call this one.
     """
+    if config.cluster.address is None:
+        keep_to_loopback()
     names = transport_names(config, local=local, spread=spec.spread)
     num_bytes = spec.rank_plan.segment_bytes
     segment: OwnSegment | None = None

@@ -149,6 +149,11 @@ def why_missing() -> str | None:
     return None
 
 
+def keep_to_loopback() -> None:
+    """Agents made from now on reach this machine only, and listen nowhere else, unless the user has named a device."""
+    os.environ.setdefault("UCX_NET_DEVICES", "lo")
+
+
 def _bindings() -> Any:
     for key, value in QUIET.items():
         os.environ.setdefault(key, value)

@@ -1,0 +1,48 @@
+"""A process's part of the pool: where it can be reached."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from flowtrain.config.loading import load_config
+from flowtrain.plan import RankPlan
+from flowtrain.pool.transport.nixl_agent import why_missing
+from flowtrain.runtime.executor import StageSpec
+from flowtrain.runtime.stage_pool import make_pool
+from flowtrain.types import Role
+
+
+def listening() -> set[tuple[str, int]]:
+    """Addresses and ports of this process at which others can connect."""
+    return {tuple(at.laddr) for at in psutil.Process().net_connections("inet") if at.status == "LISTEN"}
+
+
+@pytest.mark.skipif(why_missing() is not None, reason=str(why_missing()))
+@pytest.mark.parametrize("named", [None, "all"])
+def test_without_a_cluster_nixl_listens_on_loopback_only(
+    named: str | None, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv("UCX_NET_DEVICES", str(named))
+    if named is None:
+        monkeypatch.delenv("UCX_NET_DEVICES")
+    config = load_config(digits / "digits.yaml", ["pool.transport=nixl"]).config
+    rank = RankPlan(Role.PRODUCER, 0, "cpu", 1, segment_bytes=1 << 16)
+    spec = StageSpec(rank, 1, "", "", str(tmp_path), owner=0)
+    before = listening()
+    pool, _ = make_pool(config, spec, local=False, endpoint=None)
+    try:
+        handle = pool.handle()
+        assert handle is not None
+        assert "nixl" in handle.endpoints
+        addresses = {address for address, _ in listening() - before}
+        assert "127.0.0.1" in addresses
+        if named is None:
+            assert addresses == {"127.0.0.1"}
+        elif len(psutil.net_if_addrs()) > 1:
+            assert len(addresses) > 1, "what the user has named counts"
+    finally:
+        pool.close()
