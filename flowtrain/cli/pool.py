@@ -54,6 +54,10 @@ def bench(
 
     rows = pool_rows(rounds)
     if ray or address:
+        from flowtrain.runtime.nodes import listen_on_loopback
+
+        if address is None:
+            listen_on_loopback()
         from flowtrain.runtime.pool_bench import ray_rows
 
         rows += ray_rows(address, rounds=rounds)

@@ -22,6 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
+import grpc
 import ray
 
 from flowtrain.config.schema import ClusterConfig
@@ -56,10 +57,11 @@ def check_temp_space(folder: Path, need_bytes: int = TEMP_BYTES) -> None:
 
 
 class Cluster:
-    """A Ray connection for one run."""
+    """A Ray connection for one run. `object_store_bytes`: of a local node."""
 
-    def __init__(self, config: ClusterConfig) -> None:
+    def __init__(self, config: ClusterConfig, object_store_bytes: int = OBJECT_STORE_BYTES) -> None:
         self.config = config
+        self.object_store_bytes = object_store_bytes
         self._session: Path | None = None
         self.connected = False
         self.nodes: tuple[Node, ...] = ()
@@ -111,10 +113,7 @@ class Cluster:
 
     def _connect(self, cpus: int, gpus: int) -> None:
         if self.config.address is not None:
-            host, _, port = self.config.address.rpartition(":")
-            if host and port.isdigit():
-                # Ray itself tries for minutes when nobody answers.
-                socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
+            _probe(self.config.address)
             ray.init(address=self.config.address, log_to_driver=False, logging_level=logging.ERROR)
             return
         check_temp_space(temp_folder(self.config))
@@ -123,7 +122,7 @@ class Cluster:
             num_cpus=cpus,
             num_gpus=gpus,
             include_dashboard=False,
-            object_store_memory=OBJECT_STORE_BYTES,
+            object_store_memory=self.object_store_bytes,
             log_to_driver=False,
             logging_level=logging.ERROR,
             configure_logging=True,
@@ -167,6 +166,21 @@ class Cluster:
     @property
     def log_dir(self) -> str:
         return str(self._session / "logs") if self._session else "the cluster's own log folder"
+
+
+def _probe(address: str) -> None:
+    """Raises where nobody answers at a HOST:PORT as a Ray head does: Ray itself would try for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        return
+    socket.create_connection((host, int(port)), timeout=PROBE_SECONDS).close()
+    if os.environ.get("RAY_USE_TLS") == "1":
+        return
+    with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=PROBE_SECONDS)
+        except grpc.FutureTimeoutError as error:
+            raise TimeoutError(f"no answer within {PROBE_SECONDS:g} s") from error
 
 
 def _gpus(plan: RankPlan) -> int:

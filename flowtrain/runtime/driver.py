@@ -18,13 +18,10 @@ from pathlib import Path
 
 from flowtrain.config.loading import load_config
 from flowtrain.runtime.guard import signal_on_parent_death
+from flowtrain.runtime.nodes import listen_on_loopback
 from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.telemetry.fatal import clear_error, write_error
-
-LOOPBACK_ONLY = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
-"""Set to 0 before Ray is imported, a local node listens on loopback; else it listens on every interface, so that other
-nodes could join."""
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -47,7 +44,7 @@ def main(argv: list[str] | None = None) -> int:
         config = load_config(arguments.config).config
         stop.deadline_seconds = config.run.stop_deadline_seconds
         if config.cluster.address is None:
-            os.environ.setdefault(LOOPBACK_ONLY, "0")
+            listen_on_loopback()
         if arguments.profile is not None:
             from flowtrain.runtime.profile_run import measure_to
 

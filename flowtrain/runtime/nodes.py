@@ -7,6 +7,7 @@ alone on one node or meets others: its side's rendezvous listens on loopback, or
 from __future__ import annotations
 
 import fcntl
+import os
 import socket
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -21,6 +22,11 @@ LOOPBACK = "127.0.0.1"
 """Where the ranks of a side on one node meet: nothing listens to others."""
 
 _SIOCGIFADDR = 0x8915
+
+
+def listen_on_loopback() -> None:
+    """Called before Ray is imported, a local node listens on loopback; else on every interface, for others to join."""
+    os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections import deque
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -22,13 +24,18 @@ import ray
 import torch
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from flowtrain.config.schema import ClusterConfig
+from flowtrain.plan import RankPlan
 from flowtrain.pool.block import block_bytes
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.measure import MIB, ROUNDS
 from flowtrain.pool.segment import Segment, SegmentHandle
-from flowtrain.pool.transport import TRANSPORTS, make_transports
 from flowtrain.pool.transport.nixl_agent import why_missing
-from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
+from flowtrain.runtime.cluster import Cluster
+from flowtrain.runtime.nodes import Node
+from flowtrain.runtime.ray_transport import SegmentServer, own_endpoint
+from flowtrain.runtime.stage_pool import make_carriers
+from flowtrain.types import Address, EmbeddingRef, Phase, Role, TensorSpec, UnitId
 
 NUM_BLOCKS = 4
 CALL_SECONDS = 60.0
@@ -37,42 +44,51 @@ TENSORS, ZERO_COPY, ARRAYS = "tensors", "tensors, zero-copy", "arrays"
 ZERO_COPY_ENVIRONMENT = {"env_vars": {"RAY_ENABLE_ZERO_COPY_TORCH_TENSORS": "1"}}
 
 
-class PoolSide:
-    """One end of a pair. Blocks of one size go round its segment; `transport` is the only one it has."""
+class PoolSide(SegmentServer):
+    """One end of a pair, with a segment for each transport. Blocks of one size go round each of them."""
 
-    def __init__(self, owner: int, payload_bytes: int, transport: str) -> None:
+    def __init__(self, owner: int, payload_bytes: int, transports: Sequence[str]) -> None:
         self.payload_bytes = payload_bytes
         self.specs = (TensorSpec(0, (payload_bytes,), "uint8"),)
-        segment = Segment.create(owner, NUM_BLOCKS * block_bytes(payload_bytes), "flowtrain-pool-bench")
-        self.pool = PoolClient(segment, make_transports([transport], segment), timeout_seconds=CALL_SECONDS)
+        self.pools: dict[str, PoolClient] = {}
+        self.live: dict[str, deque[Address]] = {name: deque() for name in transports}
+        for name in transports:
+            segment = Segment.create(owner, NUM_BLOCKS * block_bytes(payload_bytes), "flowtrain-pool-bench")
+            if name == "ray":
+                self.serve(segment)
+            reached_by = make_carriers([name], segment, own_endpoint())
+            self.pools[name] = PoolClient(segment, reached_by, timeout_seconds=CALL_SECONDS)
         self.source = np.random.default_rng(owner).integers(0, 256, payload_bytes, dtype=np.uint8)
         self.tensor = torch.from_numpy(self.source)
-        self.live: list[Address] = []
         torch.set_num_threads(1)
 
-    def handle(self) -> SegmentHandle | None:
-        return self.pool.handle()
+    def handles(self) -> dict[str, SegmentHandle]:
+        """Of each transport's segment."""
+        return {name: handle for name, pool in self.pools.items() if (handle := pool.handle()) is not None}
 
-    def attach(self, handle: SegmentHandle) -> None:
-        self.pool.attach({handle.owner: handle})
+    def attach(self, handles: dict[str, SegmentHandle]) -> None:
+        for name, handle in handles.items():
+            self.pools[name].attach({handle.owner: handle})
 
-    def put(self, position: int) -> tuple[EmbeddingRef, float]:
+    def put(self, transport: str, position: int) -> tuple[EmbeddingRef, float]:
+        pool, live = self.pools[transport], self.live[transport]
         start = time.perf_counter()
-        if len(self.live) == NUM_BLOCKS:
-            self.pool.free((self.live.pop(0),))
-        address = self.pool.put(position, 0, self.specs, self.payload_bytes, (self.tensor,))
+        if len(live) == NUM_BLOCKS:
+            pool.free((live.popleft(),))
+        address = pool.put(position, 0, self.specs, self.payload_bytes, (self.tensor,))
         seconds = time.perf_counter() - start
-        self.live.append(address)
+        live.append(address)
         unit = UnitId(Phase.TRAIN, 1, 0, 0, position)
         return EmbeddingRef(position, unit, address, self.payload_bytes, self.specs, (), 0), seconds
 
-    def get(self, ref: EmbeddingRef) -> tuple[int, float]:
+    def get(self, transport: str, ref: EmbeddingRef) -> tuple[int, float]:
         """The sum of a few bytes, so that what arrived can be compared; seconds."""
+        pool = self.pools[transport]
         start = time.perf_counter()
-        (tensor,) = self.pool.get(ref)
+        (tensor,) = pool.get(ref)
         seconds = time.perf_counter() - start
         told = int(tensor[:: MIB // 4].sum())
-        self.pool.release((ref,))
+        pool.release((ref,))
         return told, seconds
 
     def ray_put(self, as_tensor: bool) -> tuple[list[Any], float]:
@@ -93,15 +109,17 @@ class PoolSide:
 
 
 def pair_seconds(
-    nodes: tuple[str, str], transport: str, payload_bytes: int, rounds: int = ROUNDS
-) -> tuple[float, dict[str, float]]:
-    """Best put + get between two nodes: by the pool over this transport, and by Ray's object store in each way."""
-    actor = ray.remote(num_cpus=0)(PoolSide)
+    nodes: tuple[str, str], transports: Sequence[str], payload_bytes: int, rounds: int = ROUNDS
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Best put + get between two nodes: by the pool over each transport, and by Ray's object store in each way."""
+    actor = ray.remote(num_cpus=0, concurrency_groups={"control": 1})(PoolSide)
     places = [NodeAffinitySchedulingStrategy(node, soft=False) for node in nodes]
     sides = [
-        actor.options(scheduling_strategy=place, runtime_env=environment).remote(number, payload_bytes, transport)
-        for number, (environment, place) in enumerate(
-            (environment, place) for environment in ({}, ZERO_COPY_ENVIRONMENT) for place in places
+        actor.options(scheduling_strategy=place, runtime_env=environment).remote(number, payload_bytes, carriers)
+        for number, (environment, place, carriers) in enumerate(
+            (environment, place, carriers)
+            for environment, carriers in (({}, transports), (ZERO_COPY_ENVIRONMENT, ()))
+            for place in places
         )
     ]
     owner, reader, flagged_owner, flagged_reader = sides
@@ -111,14 +129,15 @@ def pair_seconds(
         ARRAYS: (owner, reader, False),
     }
     try:
-        _call(reader.attach.remote(_call(owner.handle.remote())))
-        best_pool, best_ray = float("inf"), dict.fromkeys(ways, float("inf"))
+        _call(reader.attach.remote(_call(owner.handles.remote())))
+        best_pool, best_ray = dict.fromkeys(transports, float("inf")), dict.fromkeys(ways, float("inf"))
         for position in range(rounds + 2):  # two to warm up
-            ref, put_seconds = _call(owner.put.remote(position))
-            told, get_seconds = _call(reader.get.remote(ref))
-            assert told == _call(owner.told.remote()), "the pool brought other bytes"
-            if position >= 2:
-                best_pool = min(best_pool, put_seconds + get_seconds)
+            for transport in transports:
+                ref, put_seconds = _call(owner.put.remote(transport, position))
+                told, get_seconds = _call(reader.get.remote(transport, ref))
+                assert told == _call(owner.told.remote()), f"the pool brought other bytes over {transport}"
+                if position >= 2:
+                    best_pool[transport] = min(best_pool[transport], put_seconds + get_seconds)
             for way, (giver, taker, as_tensor) in ways.items():
                 refs, put_seconds = _call(giver.ray_put.remote(as_tensor))
                 told, get_seconds = _call(taker.ray_get.remote(refs))
@@ -137,33 +156,33 @@ def ray_rows(address: str | None, payload_bytes: int = 16 * MIB, rounds: int = R
 
     `address`: a running cluster; None: a local one, ended again.
     """
-    ours = not ray.is_initialized()
-    if ours:
-        local: dict[str, Any] = {"num_cpus": 2, "object_store_memory": OBJECT_STORE_BYTES, "include_dashboard": False}
-        ray.init(address=address or "local", log_to_driver=False, **({} if address else local))
-    try:
-        here = ray.get_runtime_context().get_node_id()
-        nodes = [here, *(n["NodeID"] for n in ray.nodes() if n["Alive"] and n["NodeID"] != here)]
-        rows = _rows(f"{payload_bytes // MIB} MiB on one machine", (here, here), "shm", payload_bytes, rounds)
-        for first, second in itertools.combinations(range(len(nodes)), 2):
-            for transport in sorted(TRANSPORTS.keys() - {"local", "shm"}):
-                if transport == "nixl" and why_missing():
-                    continue
-                what = f"{payload_bytes // MIB} MiB, node {first} to {second}, {transport}"
-                rows += _rows(what, (nodes[first], nodes[second]), transport, payload_bytes, rounds)
+    with Cluster(ClusterConfig(address=address), OBJECT_STORE_BYTES) as cluster:
+        if address is None:
+            cluster.start([RankPlan(role, 0, "cpu", 1) for role in (Role.PRODUCER, Role.CONSUMER)])
+        else:
+            cluster.join()
+        size, nodes = f"{payload_bytes // MIB} MiB", cluster.nodes
+        rows = _rows(f"{size} on one machine", (nodes[0], nodes[0]), ["shm"], payload_bytes, rounds)
+        for pair in itertools.combinations(nodes, 2):
+            between = ["ray"] if why_missing() else ["nixl", "ray"]
+            what = f"{size}, node {pair[0].number} to {pair[1].number}"
+            rows += _rows(what, pair, between, payload_bytes, rounds)
         return rows
-    finally:
-        if ours:
-            ray.shutdown()
 
 
-def _rows(what: str, nodes: tuple[str, str], transport: str, payload_bytes: int, rounds: int) -> list[dict[str, Any]]:
-    pool, store = pair_seconds(nodes, transport, payload_bytes, rounds)
-    rows = [{"figure": f"put + get, {what}", "value": payload_bytes / pool / 1e9, "unit": "GB/s"}]
+def _rows(
+    what: str, nodes: tuple[Node, Node], transports: Sequence[str], payload_bytes: int, rounds: int
+) -> list[dict[str, Any]]:
+    pool, store = pair_seconds((nodes[0].id, nodes[1].id), transports, payload_bytes, rounds)
+
+    def speed(figure: str, seconds: float) -> dict[str, Any]:
+        return {"figure": figure, "value": payload_bytes / seconds / 1e9, "unit": "GB/s"}
+
+    rows = [speed(f"put + get, {what}, {name}", seconds) for name, seconds in pool.items()]
     for way, seconds in store.items():
-        speed = payload_bytes / seconds / 1e9
-        rows.append({"figure": f"ray.put + ray.get of {way}, {what}", "value": speed, "unit": "GB/s"})
-        rows.append({"figure": f"pool over Ray, {way}, {what}", "value": seconds / pool, "unit": "x"})
+        rows.append(speed(f"ray.put + ray.get of {way}, {what}", seconds))
+        for name, ours in pool.items():
+            rows.append({"figure": f"pool over Ray, {way}, {what}, {name}", "value": seconds / ours, "unit": "x"})
     return rows
 
 

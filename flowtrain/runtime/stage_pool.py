@@ -13,6 +13,7 @@ The reader chooses for each owner (`flowtrain.pool.transport.choice`).
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 
 from flowtrain.config.schema import Config
@@ -64,17 +65,20 @@ def make_pool(
     if num_bytes:
         assert spec.owner is not None, "a process with a segment has an owner id"
         segment = make_segment(spec.owner, num_bytes, config.pool.huge_pages, shared=not local)
-    transports: dict[str, Transport] = {}
-    for name in names:
-        if name == "ray":
-            from flowtrain.runtime.ray_transport import RayTransport
-
-            transports[name] = RayTransport(segment, endpoint)
-        else:
-            transports |= make_transports([name], segment)
+    transports = make_carriers(names, segment, endpoint)
     entry = register(_entry(spec, segment)) if segment is not None else None
     timeout_seconds = config.run.timeout_seconds
     return PoolClient(segment, transports, timeout_seconds=timeout_seconds, registration=entry), segment
+
+
+def make_carriers(names: Sequence[str], segment: OwnSegment | None, endpoint: bytes | None) -> dict[str, Transport]:
+    """Transports by name, those of the pool and `ray`; Ray is imported only for that one."""
+    carriers = make_transports([name for name in names if name != "ray"], segment)
+    if "ray" in names:
+        from flowtrain.runtime.ray_transport import RayTransport
+
+        carriers["ray"] = RayTransport(segment, endpoint)
+    return carriers
 
 
 def _entry(spec: StageSpec, segment: OwnSegment) -> Entry:

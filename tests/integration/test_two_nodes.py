@@ -52,6 +52,10 @@ def flowtrain(
     given = [command, str(EXAMPLES / "emoji" / "emoji.yaml"), *arguments]
     for override in (*OVERRIDES, f"cluster.address={address}", *overrides):
         given += ["--set", override]
+    return run_cli(*given)
+
+
+def run_cli(*given: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, "PYTHONWARNINGS": "default"}
     return subprocess.run(
         [sys.executable, "-m", "flowtrain.cli.main", *given],
@@ -80,6 +84,16 @@ def test_a_run_over_two_nodes_equals_plain(two_nodes: str, tmp_path: Path, trans
     assert record[f"pool/bytes_out/{transport}"] == record["pool/bytes_out"] > 0
     assert [name for name in record if name.startswith("pool/bytes_out/")] == [f"pool/bytes_out/{transport}"]
     assert record["grad_norm/encoder"] > 0
+
+
+def test_the_pool_is_measured_between_the_nodes(two_nodes: str, tmp_path: Path) -> None:
+    file = tmp_path / "bench.json"
+    ended = run_cli("pool", "bench", "--address", two_nodes, "--rounds", "1", "--json", str(file))
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    speeds = {row["figure"]: row["value"] for row in json.loads(file.read_text())["rows"]}
+    places = ["16 MiB on one machine, shm", "16 MiB, node 0 to 1, ray"]
+    places += [] if why_missing() else ["16 MiB, node 0 to 1, nixl"]
+    assert all(speeds[f"put + get, {place}"] > 0 for place in places)
 
 
 def test_a_plan_that_fits_no_node_is_refused(two_nodes: str, tmp_path: Path) -> None:

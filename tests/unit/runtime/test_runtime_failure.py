@@ -14,6 +14,7 @@ from ray.exceptions import RayActorError, RayTaskError
 from flowtrain.config.schema import ClusterConfig
 from flowtrain.errors import DataError, LostProcessError, PeerError, PlanError
 from flowtrain.plan import RankPlan
+from flowtrain.runtime import cluster
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.executor import Answer
 from flowtrain.runtime.failure import true_cause
@@ -129,3 +130,11 @@ def test_a_cluster_that_does_not_answer_is_told_with_its_address() -> None:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(PlanError, match=rf"cluster.address: {address} cannot be joined; .*refused"):
         Cluster(ClusterConfig(address=address)).start([])
+
+
+def test_something_else_that_listens_there_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "PROBE_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(PlanError, match=rf"cluster.address: {address} cannot be joined; .*no answer within 0.5 s"):
+            Cluster(ClusterConfig(address=address)).start([])
