@@ -26,7 +26,7 @@ from flowtrain.allocator.layout import parse_layout
 from flowtrain.allocator.load import Candidate, CandidateTable
 from flowtrain.allocator.options import capacity_bytes
 from flowtrain.allocator.policies import POLICIES
-from flowtrain.allocator.predict import Setup, predict
+from flowtrain.allocator.predict import Predictor, Setup, predict
 from flowtrain.allocator.problem import question_of
 from flowtrain.allocator.profile import Profile
 from flowtrain.allocator.room import largest_block_bytes
@@ -187,6 +187,7 @@ def _colocated(config: Config, inventory: Inventory, problem: Problem) -> Iterat
 def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[_Pick]:
     """The best setup by the profile; more processes only where they are worth it, and a GPU for each that had one."""
     best: _Pick | None = None
+    predictor = Predictor(profile)
     on_gpu = {stage.role for stage in profile.stages if stage.device.startswith("cuda") and not stage.colocated}
     for producers, p_threads, consumers, c_threads in _setups(config, inventory):
         if config.pool.bytes // producers < (consumers + 1) * largest_block_bytes(config, shape):
@@ -194,7 +195,7 @@ def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: 
         if producers * (Role.PRODUCER in on_gpu) + consumers * (Role.CONSUMER in on_gpu) > inventory.gpus:
             continue
         setup = Setup(False, producers, p_threads, consumers, c_threads, inventory.cpus, on_cpu=not on_gpu)
-        rate = predict(profile, setup).samples_per_second
+        rate = predictor.predict(setup).samples_per_second
         more = best is not None and producers + consumers > best.producers + best.consumers
         if best is None or rate > best.rate * (WORTH if more else 1.0):
             best = _Pick("disaggregated", producers, p_threads, consumers, c_threads, rate)

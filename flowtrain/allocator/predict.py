@@ -21,8 +21,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from flowtrain.allocator.profile import PackWork, Part, Profile
+from flowtrain.allocator.profile import Part, Profile
 from flowtrain.types import Role
+
+Seconds = list[list[float]]
+"""Of every pack's order, step by step."""
 
 ROUNDS = 4
 """Of finding the share of time in which both sides are busy: each corrects the one before, and two would do."""
@@ -54,67 +57,94 @@ class Prediction:
 
 def predict(profile: Profile, setup: Setup) -> Prediction:
     """What a steady run of this setup does, start and checkpoints aside."""
-    if setup.colocated:
-        return _colocated(profile, setup)
-    both_busy = dict.fromkeys((Role.PRODUCER, Role.CONSUMER), 0.0)
-    for _ in range(ROUNDS):
-        found = _apart(profile, setup, both_busy)
-        both_busy[Role.PRODUCER] = min(1.0, found.consumer_seconds / found.step_seconds)
-        both_busy[Role.CONSUMER] = min(1.0, found.producer_seconds / found.step_seconds)
-    return found
+    return Predictor(profile).predict(setup)
 
 
-def _colocated(profile: Profile, setup: Setup) -> Prediction:
-    threads = setup.consumer_threads
-    encode = train = 0.0
-    for pack in _packs(profile):
-        encode += profile.seconds(Role.PRODUCER, "forward", pack.encode, threads=threads, colocated=True)
+class Predictor:
+    """Predicts any number of setups: what a pack takes by the profile is looked up once for each number of threads."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self._found: dict[tuple[Role, Part, int, bool, bool], Seconds] = {}
+
+    def predict(self, setup: Setup) -> Prediction:
+        """What a steady run of this setup does, start and checkpoints aside."""
+        if setup.colocated:
+            return self._colocated(setup)
+        both_busy = dict.fromkeys((Role.PRODUCER, Role.CONSUMER), 0.0)
+        for _ in range(ROUNDS):
+            found = self._apart(setup, both_busy)
+            both_busy[Role.PRODUCER] = min(1.0, found.consumer_seconds / found.step_seconds)
+            both_busy[Role.CONSUMER] = min(1.0, found.producer_seconds / found.step_seconds)
+        return found
+
+    def _colocated(self, setup: Setup) -> Prediction:
+        profile, threads = self.profile, setup.consumer_threads
+
+        def mean(role: Role, part: Part) -> float:
+            return sum(map(sum, self._seconds(role, part, threads, colocated=True))) / len(profile.steps)
+
+        encode, train = mean(Role.PRODUCER, "forward"), mean(Role.CONSUMER, "forward")
         if profile.trainable_encoder:
-            encode += profile.seconds(Role.PRODUCER, "backward", pack.encode, threads=threads, colocated=True)
-        train += profile.seconds(Role.CONSUMER, "forward", pack.train, threads=threads, colocated=True)
-    num = len(profile.steps)
-    encode, train = encode / num, train / num
-    update = sum(profile.update_seconds(role, threads, colocated=True) for role in (Role.PRODUCER, Role.CONSUMER))
-    rest = profile.overhead_seconds + profile.rows_per_step * profile.read_seconds
-    step = encode + train + update + rest
-    return Prediction(profile.rows_per_step / step, step, encode, train, update)
+            encode += mean(Role.PRODUCER, "backward")
+        update = sum(profile.update_seconds(role, threads, colocated=True) for role in (Role.PRODUCER, Role.CONSUMER))
+        rest = profile.overhead_seconds + profile.rows_per_step * profile.read_seconds
+        step = encode + train + update + rest
+        return Prediction(profile.rows_per_step / step, step, encode, train, update)
 
+    def _apart(self, setup: Setup, both_busy: Mapping[Role, float]) -> Prediction:
+        """`both_busy`: share of a side's busy time in which the other side is busy, too."""
+        profile = self.profile
+        threads = {Role.PRODUCER: setup.producer_threads, Role.CONSUMER: setup.consumer_threads}
 
-def _apart(profile: Profile, setup: Setup, both_busy: Mapping[Role, float]) -> Prediction:
-    """`both_busy`: share of a side's busy time in which the other side is busy, too."""
+        def seconds(role: Role, part: Part) -> Seconds:
+            alone, both = (self._seconds(role, part, threads[role], together=together) for together in (False, True))
+            share = both_busy[role]
+            return [[a + (b - a) * share for a, b in zip(*step, strict=True)] for step in zip(alone, both, strict=True)]
 
-    def seconds(role: Role, part: Part, work: float) -> float:
-        threads = setup.producer_threads if role is Role.PRODUCER else setup.consumer_threads
-        alone = profile.seconds(role, part, work, threads=threads)
-        both = profile.seconds(role, part, work, threads=threads, together=True)
-        return alone + (both - alone) * both_busy[role]
+        updates = [profile.update_seconds(role, number) for role, number in threads.items()]
+        update = max(updates)
+        encode, train = seconds(Role.PRODUCER, "forward"), seconds(Role.CONSUMER, "forward")
+        back = seconds(Role.PRODUCER, "backward") if profile.trainable_encoder else [[0.0] * len(e) for e in encode]
+        step_seconds = producer_seconds = consumer_seconds = 0.0
+        for packs, e, t, b in zip(profile.steps, encode, train, back, strict=True):
+            producing, consuming = sum(e) + sum(b), sum(t)
+            producer, consumer = producing / setup.producers, consuming / setup.consumers
+            if profile.trainable_encoder:
+                played = play(e, t, b, setup.producers, setup.consumers, profile.call_seconds) + update
+            else:
+                played = max(producer, consumer + updates[1])
+            if setup.on_cpu:
+                busy = producing * setup.producer_threads + consuming * setup.consumer_threads
+                reading = profile.read_seconds * sum(pack.rows for pack in packs)
+                played = max(played, (busy + reading) / setup.cores)
+            step_seconds += played
+            producer_seconds += producer
+            consumer_seconds += consumer
+        num = len(profile.steps)
+        step = step_seconds / num
+        return Prediction(profile.rows_per_step / step, step, producer_seconds / num, consumer_seconds / num, update)
 
-    updates = [
-        profile.update_seconds(role, threads)
-        for role, threads in ((Role.PRODUCER, setup.producer_threads), (Role.CONSUMER, setup.consumer_threads))
-    ]
-    update = max(updates)
-    step_seconds = producer_seconds = consumer_seconds = 0.0
-    for packs in profile.steps:
-        encode = [seconds(Role.PRODUCER, "forward", pack.encode) for pack in packs]
-        back = [seconds(Role.PRODUCER, "backward", pack.encode) for pack in packs]
-        back = back if profile.trainable_encoder else [0.0] * len(packs)
-        train = [seconds(Role.CONSUMER, "forward", pack.train) for pack in packs]
-        producer, consumer = (sum(encode) + sum(back)) / setup.producers, sum(train) / setup.consumers
-        if profile.trainable_encoder:
-            played = play(encode, train, back, setup.producers, setup.consumers, profile.call_seconds) + update
-        else:
-            played = max(producer, consumer + updates[1])
-        if setup.on_cpu:
-            threads = (sum(encode) + sum(back)) * setup.producer_threads + sum(train) * setup.consumer_threads
-            reading = profile.read_seconds * sum(pack.rows for pack in packs)
-            played = max(played, (threads + reading) / setup.cores)
-        step_seconds += played
-        producer_seconds += producer
-        consumer_seconds += consumer
-    num = len(profile.steps)
-    step = step_seconds / num
-    return Prediction(profile.rows_per_step / step, step, producer_seconds / num, consumer_seconds / num, update)
+    def _seconds(
+        self, role: Role, part: Part, threads: int, *, colocated: bool = False, together: bool = False
+    ) -> Seconds:
+        key = role, part, threads, colocated, together
+        if key not in self._found:
+            self._found[key] = [
+                [
+                    self.profile.seconds(
+                        role,
+                        part,
+                        pack.encode if role is Role.PRODUCER else pack.train,
+                        threads=threads,
+                        colocated=colocated,
+                        together=together,
+                    )
+                    for pack in step
+                ]
+                for step in self.profile.steps
+            ]
+        return self._found[key]
 
 
 def play(
@@ -136,7 +166,7 @@ def play(
     free = [0.0] * num_producers
     owner, ready = [], []
     for seconds in encode:
-        producer = min(range(num_producers), key=lambda rank: (free[rank], rank))
+        producer = free.index(min(free))
         free[producer] += seconds
         owner.append(producer)
         ready.append(free[producer] + (call_seconds if seconds else 0.0))
@@ -150,7 +180,3 @@ def play(
             free[owner[k]] = max(free[owner[k]], at[rank] + call_seconds) + back[k]
             end = max(end, free[owner[k]])
     return end
-
-
-def _packs(profile: Profile) -> list[PackWork]:
-    return [pack for step in profile.steps for pack in step]

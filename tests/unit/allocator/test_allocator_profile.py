@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowtrain.allocator.predict import Setup, play, predict
+from flowtrain.allocator.predict import Predictor, Setup, play, predict
 from flowtrain.allocator.profile import (
     Measured,
     PackWork,
@@ -151,6 +152,21 @@ def test_sides_that_slow_each_other_down_do_so_for_the_time_both_are_busy() -> N
 def test_more_processes_than_cores_are_no_faster_than_the_cores() -> None:
     found = predict(make_profile(*APART), Setup(False, 4, 1, 4, 1, cores=2))
     assert found.step_seconds >= (4 * 5.0 + 0.16) / 2 - 1e-9
+
+
+def test_one_predictor_predicts_every_setup_as_a_new_one_does() -> None:
+    stages = [
+        measured(role, threads, 1.0 / threads + 0.1 * together, together)
+        for role in (Role.PRODUCER, Role.CONSUMER)
+        for threads in (1, 2, 4)
+        for together in (False, True)
+    ]
+    for trainable in (False, True):
+        profile = make_profile(*stages, trainable=trainable)
+        predictor = Predictor(profile)
+        numbers = itertools.product((False, True), (1, 2), (1, 3), (1, 2), (2, 4))
+        setups = [Setup(*number, cores=8) for number in numbers]
+        assert [predictor.predict(setup) for setup in setups] == [predict(profile, setup) for setup in setups]
 
 
 def test_a_file_gives_the_same_profile_back(tmp_path: Path) -> None:
