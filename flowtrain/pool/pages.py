@@ -11,6 +11,7 @@ A machine without the memory says so here (`PlanError`), before training.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import mmap
 import os
@@ -24,6 +25,7 @@ HugePages = Literal["auto", "off", "explicit"]
 """`auto`: transparent ones where the machine allows them; `explicit`: out of its reserved huge pages; `off`: none."""
 
 _MADV_POPULATE_WRITE = 23
+_libc = ctypes.CDLL(None, use_errno=True)
 _SHORT = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)
 
 
@@ -52,13 +54,15 @@ def reserve_pages(mapping: mmap.mmap, fd: int, num_bytes: int, huge_pages: HugeP
 
 
 def populate(mapping: mmap.mmap) -> None:
-    """Map all pages of a mapping for reading and writing, making those that are not there yet."""
-    try:
-        mapping.madvise(_MADV_POPULATE_WRITE)
-    except OSError as error:
-        if error.errno != errno.EINVAL:
-            raise
-        # A kernel before 5.14: pages are mapped when they are first touched.
+    """Map all pages of a mapping for reading and writing, making those that are not there yet.
+
+    Other threads go on meanwhile, which they could not during `mapping.madvise`.
+    """
+    start = ctypes.c_void_p(ctypes.addressof(ctypes.c_char.from_buffer(mapping)))
+    if _libc.madvise(start, ctypes.c_size_t(len(mapping)), _MADV_POPULATE_WRITE):
+        number = ctypes.get_errno()
+        if number != errno.EINVAL:  # a kernel before 5.14 maps pages when they are first touched
+            raise OSError(number, os.strerror(number))
 
 
 def huge_page_bytes() -> int:

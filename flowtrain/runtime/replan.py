@@ -147,6 +147,7 @@ class Replan:
         self._ahead = deque(sorted(replayed, key=lambda change: change.step))
         self._wanted: int | None = None
         self._starting: set[Rank] = set()
+        self._joining: list[int] = []
         self._next: Change | None = None
         self._changing = False
 
@@ -228,7 +229,14 @@ class Replan:
     def _start(self, producers: int, caller: Caller) -> None:
         new = self._ranks(range(self.num_producers, producers))
         self._starting = {(rank.role, rank.rank) for rank in new}
+        self._joining = []
+        for rank in new:
+            taken = [*self.owners, *self._joining, *owner_ids(self.plan).values()]
+            self._joining.append(new_owner(rank.node, taken))
         caller.executor.add(new)
+        huge_pages = self.config.pool.huge_pages
+        segments = ((rank, owner) for rank, owner in zip(new, self._joining, strict=True) if rank.segment_bytes)
+        caller.send({(r.role, r.rank): ("reserve", owner, r.segment_bytes, huge_pages) for r, owner in segments})
         caller.send(dict.fromkeys(self._starting, ("load_modules",)))
 
     def carry_out(self, caller: Caller) -> None:
@@ -264,10 +272,7 @@ class Replan:
             store = self._open_store(caller, after)
             calls = dict.fromkeys(staying, ("regroup", after, store))
         spread = self._spread((*self.plan.producers.ranks, *self.plan.consumers.ranks))
-        taken = [*self.owners, *owner_ids(self.plan).values()]
-        for rank in new:
-            owner = new_owner(rank.node, taken)
-            taken.append(owner)
+        for rank, owner in zip(new, self._joining, strict=True):
             self.owners.append(owner)
             spec = StageSpec(
                 rank, Layout(dp_replicate=after), config_json, weights_dir, str(self.run_dir), owner, spread, store

@@ -20,7 +20,6 @@ from flowtrain.config.schema import Config
 from flowtrain.plan import Plan
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.host import machine_name
-from flowtrain.pool.private import make_segment
 from flowtrain.pool.registry import Entry, register, run_name, start_of
 from flowtrain.pool.segment import OwnSegment
 from flowtrain.pool.transport import Transport, make_transports
@@ -51,24 +50,19 @@ def transport_warnings(config: Config, plan: Plan) -> list[str]:
 
 
 def make_pool(
-    config: Config, spec: StageSpec, *, local: bool, endpoint: bytes | None
-) -> tuple[PoolClient, OwnSegment | None]:
-    """The client of a process and its segment, None where the plan gives it none.
+    config: Config, spec: StageSpec, segment: OwnSegment | None, *, local: bool, endpoint: bytes | None
+) -> PoolClient:
+    """The client of a process over its segment, None where the plan gives it none.
 
     `endpoint`: how other processes of the cluster call this one.
     """
     if config.cluster.address is None:
         keep_to_loopback()
     names = transport_names(config, local=local, spread=spec.spread)
-    num_bytes = spec.rank_plan.segment_bytes
-    segment: OwnSegment | None = None
-    if num_bytes:
-        assert spec.owner is not None, "a process with a segment has an owner id"
-        segment = make_segment(spec.owner, num_bytes, config.pool.huge_pages, shared=not local)
     transports = make_carriers(names, segment, endpoint)
     entry = register(_entry(spec, segment)) if segment is not None else None
     timeout_seconds = config.run.timeout_seconds
-    return PoolClient(segment, transports, timeout_seconds=timeout_seconds, registration=entry), segment
+    return PoolClient(segment, transports, timeout_seconds=timeout_seconds, registration=entry)
 
 
 def make_carriers(names: Sequence[str], segment: OwnSegment | None, endpoint: bytes | None) -> dict[str, Transport]:

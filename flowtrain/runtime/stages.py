@@ -3,10 +3,11 @@
 | method | role | what it does |
 |---|---|---|
 | `prepare` | consumer 0 | whole-model weights, made once from the seed where the model folder has none |
+| `reserve` | all with a segment | starts to make their segment of the pool, beside what follows |
 | `look` | any, one a node | what is at the paths that every node needs |
 | `load_modules` | all others | the imports of the role: seconds, so everyone's at once |
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
-| `configure` | all | builds the stage, after closing one built before: a process can serve several runs |
+| `configure` | all | builds the stage, once its segment is made |
 | `attach`, `detach` | consumer | opens the producers' segments; lets go of those of producers that have left |
 | `hand_over` | rank 0 of a side | its parameters and optimizer, as in a checkpoint, for ranks that join |
 | `regroup` | all of a side that stay | leaves the collectives of the side for those of another number of ranks |
@@ -26,6 +27,7 @@ import shutil
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -36,6 +38,8 @@ from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
 from flowtrain.errors import PeerError, PlanError
 from flowtrain.plan import Layout
+from flowtrain.pool.pages import HugePages
+from flowtrain.pool.private import make_segment
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.runtime.nodes import LOOPBACK, Sight, interface_of, look
@@ -66,7 +70,8 @@ class StageSlot:
     """One process's place for one stage. `local`: all stages share this process and its memory; `address`: its node's,
     for those on other nodes; `endpoint`: how other processes of the cluster call this one.
 
-    `segment` is its own segment of the pool, None without one.
+    `segment` is its own segment of the pool, None without one. A process can serve several runs: the first call of one
+    closes the stage of the one before.
     """
 
     def __init__(self, role: Role, local: bool, address: str = LOOPBACK, endpoint: bytes | None = None) -> None:
@@ -75,6 +80,7 @@ class StageSlot:
         self.address = address
         self.endpoint = endpoint
         self.segment: OwnSegment | None = None
+        self._reserved: Future[OwnSegment] | None = None
         self.stage: Any = None
         self.spans: Spans | None = None
         self._spec: StageSpec | None = None
@@ -95,6 +101,12 @@ class StageSlot:
 
     def close(self) -> None:
         """Give back the stage, its segment and its process group; idempotent."""
+        reserved, self._reserved = self._reserved, None
+        if reserved is not None and reserved.exception() is None:
+            reserved.result().close()
+        self._end_stage()
+
+    def _end_stage(self) -> None:
         if self.stage is not None:
             self.stage.close()
             self.stage = self.segment = None
@@ -110,6 +122,13 @@ class StageSlot:
         from flowtrain.models.loading import ensure_weights
 
         return str(ensure_weights(config_from_json(config_json)))
+
+    def _reserve(self, owner: int, num_bytes: int, huge_pages: HugePages) -> None:
+        """Its pages take a second for some GiB; `configure` waits for them, and raises what went wrong."""
+        self.close()
+        thread = ThreadPoolExecutor(1, thread_name_prefix="reserve")
+        self._reserved = thread.submit(make_segment, owner, num_bytes, huge_pages, shared=not self.local)
+        thread.shutdown(wait=False)
 
     def _look(self, paths: Sequence[str]) -> tuple[str, tuple[Sight, ...]]:
         return self.address, look(paths)
@@ -144,7 +163,7 @@ class StageSlot:
 
     def _configure(self, spec: StageSpec) -> StageReport:
         store, self._store = self._store, None
-        self.close()
+        self._end_stage()
         self._spec = spec
         config = config_from_json(spec.config_json)
         rank_plan = spec.rank_plan
@@ -371,8 +390,9 @@ class StageSlot:
     def _pool(self, config: Config, spec: StageSpec) -> Any:
         from flowtrain.runtime.stage_pool import make_pool
 
-        pool, self.segment = make_pool(config, spec, local=self.local, endpoint=self.endpoint)
-        return pool
+        if self._reserved is not None:
+            self.segment, self._reserved = self._reserved.result(), None
+        return make_pool(config, spec, self.segment, local=self.local, endpoint=self.endpoint)
 
     def _report(self, spec: StageSpec, config: Config, half: Any, segment: SegmentHandle | None) -> StageReport:
         from flowtrain.models.table import parameter_rows

@@ -1,6 +1,7 @@
 """Brings the processes of a plan up, in the one order in which each has what it needs.
 
-start ▶ look (several nodes: model, data and run folder are there)
+start ▶ reserve (segments of the pool, whose pages are made beside all that follows)
+      ▶ look (several nodes: model, data and run folder are there)
       ▶ prepare (weights, consumer 0; the others import meanwhile) ▶ open_store (rank 0 of each side of several)
       ▶ configure (all at once) ▶ attach (consumers open the producers' segments) ▶ restore (from a checkpoint)
 """
@@ -48,6 +49,10 @@ def start_stages(
     timeout = max(config.cluster.start_timeout_seconds, 30.0)
     ranks = all_ranks(plan)
     executor.start(ranks)
+    owners = owner_ids(plan)
+    segment_bytes = {(rank.role, rank.rank): rank.segment_bytes for rank in ranks}
+    reserve = {key: ("reserve", owner, segment_bytes[key], config.pool.huge_pages) for key, owner in owners.items()}
+    _ask(executor, reserve, timeout)
     _check_nodes(config, ranks, executor, run_dir, timeout)
     config_json = config_to_json(config)
     first: dict[Rank, tuple[Any, ...]] = {(rank.role, rank.rank): ("load_modules",) for rank in ranks}
@@ -64,7 +69,6 @@ def start_stages(
         if len(side.ranks) > 1
     }
     stores = _ask(executor, open_store, timeout)
-    owners = owner_ids(plan)
     specs = {
         (rank.role, rank.rank): StageSpec(
             rank,

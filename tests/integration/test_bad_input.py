@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration_runs import EXAMPLES
+from integration_runs import EXAMPLES, Train
 from launched import Launch
 from PIL import Image
+
+from flowtrain.errors import PlanError
+from flowtrain.pool.pages import huge_pages_free
 
 COLOCATED = ("mode=monolithic", "producers.threads=1", "train.step={samples: 4}", "train.max_steps=2")
 NUM_ROWS = 16
@@ -89,3 +92,10 @@ def test_epochs_of_packs_are_refused_before_a_run_folder_is_made(tmp_path: Path)
     with Launch("digits", tmp_path / "run", *overrides) as launch:
         refused(launch, 2, "train.step.packs needs train.max_steps")
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(huge_pages_free() > 0, reason="this machine has huge pages reserved")
+def test_a_segment_whose_pages_are_not_there_ends_the_start(train: Train) -> None:
+    """Pages are made beside the imports; what fails there is told by the start."""
+    with pytest.raises(PlanError, match=r"raise vm\.nr_hugepages"):
+        train("digits", "mode=monolithic", "pool.huge_pages=explicit", "train.max_steps=1")

@@ -9,6 +9,7 @@ import pytest
 
 from flowtrain.config.loading import load_config
 from flowtrain.plan import RankPlan
+from flowtrain.pool.private import make_segment
 from flowtrain.pool.transport.nixl_agent import why_missing
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.runtime.stage_pool import make_pool
@@ -30,10 +31,10 @@ def test_without_a_cluster_nixl_listens_on_loopback_only(
     if named is None:
         monkeypatch.delenv("UCX_NET_DEVICES")
     config = load_config(digits / "digits.yaml", ["pool.transport=nixl"]).config
-    rank = RankPlan(Role.PRODUCER, 0, "cpu", 1, segment_bytes=1 << 16)
-    spec = StageSpec(rank, 1, "", "", str(tmp_path), owner=0)
+    spec = StageSpec(RankPlan(Role.PRODUCER, 0, "cpu", 1), 1, "", "", str(tmp_path))
+    segment = make_segment(0, 1 << 16, "auto", shared=True)
     before = listening()
-    pool, _ = make_pool(config, spec, local=False, endpoint=None)
+    pool = make_pool(config, spec, segment, local=False, endpoint=None)
     try:
         handle = pool.handle()
         assert handle is not None
