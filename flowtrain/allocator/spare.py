@@ -1,7 +1,10 @@
 """Room for producers that may be added while the run goes on (`allocation.replan: auto`, pure).
 
-The pool is divided for the largest number there may be, so that a segment, and with it the bound on packs, is the same
-whatever the number is at the time: the number of producers never enters packs (C1).
+The pool of each node is divided for the most producers there may be on it, so that a segment, and with it the bound on
+packs, is the same whatever the number is at the time: the number of producers never enters packs (C1). Producer k comes
+to the node of producer k mod N of the plan's N, with a segment like that one's.
+
+Invariant: whatever the number is, the segments of a node sum to at most `pool.bytes`.
 """
 
 from __future__ import annotations
@@ -34,8 +37,9 @@ def with_spare(config: Config, plan: Plan) -> Plan:
     number, most = len(plan.producers.ranks), most_producers(config, plan)
     if most == number:
         return plan
-    owners = Counter(producer_rank(plan, rank).node for rank in range(most))
-    owners.update(rank.node for rank in plan.consumers.ranks if rank.segment_bytes)
+    now = Counter(rank.node for rank in plan.producers.ranks)
+    then = Counter(producer_rank(plan, rank).node for rank in range(most))
+    owners = then + Counter(rank.node for rank in plan.consumers.ranks if rank.segment_bytes)
     node, num = owners.most_common(1)[0]
     if num > MAX_OWNERS_PER_NODE:
         raise PlanError(
@@ -43,7 +47,7 @@ def with_spare(config: Config, plan: Plan) -> Plan:
             f"{MAX_OWNERS_PER_NODE} of a node apart: lower allocation.max_producers"
         )
     ranks = tuple(
-        replace(rank, segment_bytes=rank.segment_bytes * number // most // PAGE_BYTES * PAGE_BYTES)
+        replace(rank, segment_bytes=rank.segment_bytes * now[rank.node] // then[rank.node] // PAGE_BYTES * PAGE_BYTES)
         for rank in plan.producers.ranks
     )
     pool_bytes = sum(rank.segment_bytes for rank in (*ranks, *plan.consumers.ranks))

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flowtrain.allocator import local_inventory, make_plan
 from flowtrain.allocator.spare import most_producers, producer_rank, spare_ranks, with_producers, with_spare
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
+from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan
 from flowtrain.shapes import read_shape
+from flowtrain.types import Role
 
 EXAMPLE = Path(__file__).parents[3] / "examples/emoji/emoji.yaml"
+
+
+ONE = ModulePlan(Role.CONSUMER, Layout(), (RankPlan(Role.CONSUMER, 0, "cpu", 1),))
+"""A consumer that reads in place."""
 
 
 def config_of(*overrides: str) -> Config:
@@ -55,6 +64,24 @@ def test_segments_for_copies_stay_in_the_sum() -> None:
     spared = with_spare(config_of("allocation.replan=auto"), plan)
     ranks = (*spared.producers.ranks, *spared.consumers.ranks)
     assert spared.pool_bytes == sum(rank.segment_bytes for rank in ranks)
+
+
+@given(homes=st.lists(st.integers(0, 2), min_size=1, max_size=5), consumers=st.integers(0, 2), more=st.integers(0, 7))
+def test_no_node_gives_more_than_its_pool_however_many_come(homes: list[int], consumers: int, more: int) -> None:
+    """Producers on several nodes, as many on each as it happens, beside consumers that take copies."""
+    config = config_of("allocation.replan=auto", f"allocation.max_producers={len(homes) + more}", "pool.bytes=1GiB")
+    reading = Counter([1] * consumers)
+    share = {node: config.pool.bytes // (num + reading[node]) // 4096 * 4096 for node, num in Counter(homes).items()}
+    producers = [RankPlan(Role.PRODUCER, rank, "cpu", 1, share[node], node) for rank, node in enumerate(homes)]
+    copying = [RankPlan(Role.CONSUMER, rank, "cpu", 1, share.get(1, 4096), 1) for rank in range(consumers)]
+    sides = [ModulePlan(side[0].role, Layout(), tuple(side)) if side else ONE for side in (producers, copying)]
+    spared = with_spare(config, Plan("disaggregated", sides[0], sides[1], 1, 8, 0))
+    most = with_producers(spared, most_producers(config, spared))
+    held: Counter[int] = Counter()
+    for rank in (*most.producers.ranks, *most.consumers.ranks):
+        held[rank.node] += rank.segment_bytes
+    assert max(held.values()) <= config.pool.bytes
+    assert all(held[node] > 0.99 * config.pool.bytes for node in set(homes)), "and it is used"
 
 
 def test_more_producers_than_addresses_tell_apart_are_refused() -> None:
