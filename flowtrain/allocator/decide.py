@@ -9,7 +9,8 @@
 
 With a profile the rates are predictions from what was measured on this machine (`predict`); without one, those of the
 throughput model. The result is a config in which nothing is open, so that deciding again changes nothing. What cannot
-be searched (a cluster that is not joined yet, one GPU for two sides, an unknown GPU) keeps one process a side.
+be searched (a cluster that is not joined yet, one GPU for two sides, GPUs that are unknown or of several kinds) keeps
+one process a side.
 """
 
 from __future__ import annotations
@@ -123,15 +124,17 @@ def _cluster(config: Config, inventory: Inventory) -> Cluster | None:
         return None
     devices = {side.device for side in (config.producers, config.consumers)}
     if inventory.gpus and devices <= {"auto", "cuda"}:
-        if inventory.gpus < 2 or inventory.gpu_name is None:
+        names = {gpu.name for gpu in inventory.devices}
+        if inventory.gpus < 2 or len(names) != 1:
             return None
         try:
-            node = node_type(inventory.gpu_name)
+            node = node_type(*names)
         except PlanError:
             return None
-        memory = float(inventory.gpu_memory_bytes or node.memory_bytes)
+        memory = float(min(gpu.memory_bytes for gpu in inventory.devices))
         # Without direct links GPUs talk over PCIe, whatever the table says of their kind.
-        link = node.link_bandwidth if inventory.gpu_links else min(node.link_bandwidth, PCIE_BANDWIDTH)
+        linked = all(gpu.links for gpu in inventory.devices)
+        link = node.link_bandwidth if linked else min(node.link_bandwidth, PCIE_BANDWIDTH)
         node = replace(node, devices=inventory.gpus, memory_bytes=memory, link_bandwidth=link)
         return (NodePool(node, 1),) if config.model.dtype in node.peak_flops else None
     if inventory.gpus and devices != {"cpu"}:

@@ -4,7 +4,7 @@
 |---|---|
 | cores | affinity mask; CPU quota of each control group above the process |
 | memory | `MemAvailable`; limit minus use of each control group above the process (its file cache counts as free) |
-| GPUs | what NVML lists; `CUDA_VISIBLE_DEVICES` |
+| GPUs | what NVML lists; `CUDA_VISIBLE_DEVICES` (`gpus.py`) |
 """
 
 from __future__ import annotations
@@ -13,24 +13,22 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from flowtrain.allocator.gpus import Gpu, local_gpus
 
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
     """Usable cores and GPUs, free memory, and free bytes of /dev/shm, of one machine.
 
-    `gpu_name`, `gpu_memory_bytes`, `gpu_links` are those of the first GPU: links are direct ones (NVLink) to others.
-    `gpu_reason` says why there is none to be had.
+    `devices` says what each of the `gpus` is, where that is known; `gpu_reason` why there are none.
     """
 
     cpus: int
     gpus: int
     memory_bytes: int
     shm_bytes: int
-    gpu_name: str | None = None
-    gpu_memory_bytes: int | None = None
-    gpu_links: int = 0
+    devices: tuple[Gpu, ...] = ()
     gpu_reason: str | None = None
 
 
@@ -39,17 +37,9 @@ def local_inventory(root: Path = Path("/")) -> Inventory:
     groups = list(_control_groups(root))
     cpus = min([len(os.sched_getaffinity(0)), *(quota for group in groups if (quota := _cpu_quota(group)) is not None)])
     memory = [_available_bytes(root), *(free for group in groups if (free := _group_free_bytes(group)) is not None)]
-    gpus = _gpus()
-    return Inventory(
-        max(1, cpus),
-        gpus.count,
-        max(0, min(memory)),
-        _shm_bytes(root / "dev/shm"),
-        gpus.name,
-        gpus.memory_bytes,
-        gpus.links,
-        gpus.reason,
-    )
+    devices, reason = local_gpus()
+    shm_bytes = _shm_bytes(root / "dev/shm")
+    return Inventory(max(1, cpus), len(devices), max(0, min(memory)), shm_bytes, devices, reason)
 
 
 def _control_groups(root: Path) -> Iterator[Path]:
@@ -106,55 +96,6 @@ def _shm_bytes(folder: Path) -> int:
     except OSError:
         return 0
     return stat.f_bavail * stat.f_frsize
-
-
-@dataclass(frozen=True, slots=True)
-class _Gpus:
-    count: int = 0
-    name: str | None = None
-    memory_bytes: int | None = None
-    links: int = 0
-    reason: str | None = None
-
-
-def _gpus() -> _Gpus:
-    """GPUs that a process started now would see, and what NVML says of the first; none without a driver."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    try:
-        import pynvml
-    except ImportError:
-        return _Gpus(reason="nvidia-ml-py is not installed")
-    try:
-        pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        return _Gpus(reason=f"NVML does not start: {error}")
-    try:
-        there = int(pynvml.nvmlDeviceGetCount())
-        shown = there
-        if visible is not None:
-            names = [name.strip() for name in visible.split(",")]
-            shown = min(there, sum(1 for name in names if name and name != "-1"))
-        if not shown:
-            return _Gpus(reason="CUDA_VISIBLE_DEVICES hides every GPU" if there else "NVML lists no GPU")
-        first = pynvml.nvmlDeviceGetHandleByIndex(0)
-        name = pynvml.nvmlDeviceGetName(first)
-        memory = int(pynvml.nvmlDeviceGetMemoryInfo(first).total)
-        return _Gpus(shown, name.decode() if isinstance(name, bytes) else str(name), memory, _links(pynvml, first))
-    except pynvml.NVMLError as error:
-        return _Gpus(reason=f"NVML does not answer: {error}")
-    finally:
-        pynvml.nvmlShutdown()
-
-
-def _links(pynvml: Any, device: Any) -> int:
-    """Direct links of a GPU that are up; 0 where it has none or the driver does not tell."""
-    up = 0
-    for link in range(int(getattr(pynvml, "NVML_NVLINK_MAX_LINKS", 18))):
-        try:
-            up += int(pynvml.nvmlDeviceGetNvLinkState(device, link))
-        except pynvml.NVMLError:
-            break
-    return up
 
 
 def _text(file: Path) -> str:

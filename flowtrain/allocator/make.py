@@ -135,13 +135,16 @@ def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inv
     wanted = {role: side.device != "cpu" for role, side in sides.items()}
     if config.placement == "colocated":
         if any(chosen.values()) and inventory.gpus < 1:
-            raise PlanError("producers.device or consumers.device is cuda and this machine has 0 GPUs: set it to cpu")
+            raise PlanError(
+                f"producers.device or consumers.device is cuda and this machine has 0 GPUs{_why(inventory)}: "
+                f"set it to cpu"
+            )
         return {role: wanted[role] and inventory.gpus > 0 for role in sides}
     needed = sum(sizes[role] for role in sides if chosen[role])
     if config.cluster.address is None and needed > inventory.gpus:
         raise PlanError(
-            f"producers.device and consumers.device ask for {needed} GPUs and this machine has {inventory.gpus}: "
-            f"lower `num`, or set `device: cpu`"
+            f"producers.device and consumers.device ask for {needed} GPUs and this machine has {inventory.gpus}"
+            f"{_why(inventory)}: lower `num`, or set `device: cpu`"
         )
     left = inventory.gpus - needed
     for role in (Role.CONSUMER, Role.PRODUCER):
@@ -149,6 +152,10 @@ def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inv
             chosen[role] = True
             left -= sizes[role]
     return chosen
+
+
+def _why(inventory: Inventory) -> str:
+    return f" ({inventory.gpu_reason})" if inventory.gpu_reason else ""
 
 
 def _threads(sides: Mapping[Role, SideConfig], sizes: Sizes, cpus: int, colocated: bool) -> dict[Role, int]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowtrain.allocator import Inventory, decide, make_plan
-from flowtrain.allocator.decide import _setups
+from flowtrain.allocator.decide import PCIE_BANDWIDTH, _cluster, _setups
+from flowtrain.allocator.gpus import Gpu
 from flowtrain.allocator.planfile import obey, read_plan_file
 from flowtrain.allocator.policies import POLICIES
 from flowtrain.allocator.profile import Measured, PackWork, Profile, Provenance, Timing
@@ -19,6 +21,8 @@ from flowtrain.errors import ConfigError, PlanError
 from flowtrain.shapes import ModelShape, read_shape
 
 GIB = 2**30
+H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * 10**9, links=18)
+A100 = Gpu("NVIDIA A100-SXM4-80GB", 80 * 10**9, links=12)
 
 
 def cores(number: int, **more: Any) -> Inventory:
@@ -129,7 +133,7 @@ def test_a_profile_of_gpus_gives_each_process_one(emoji: Path, shape: ModelShape
     made = profile(1.0, both_slower=1.0, colocated_slower=1.0)
     stages = tuple(stage.model_copy(update={"device": "cuda:0"}) for stage in made.stages)
     for number in (2, 4):
-        there = Inventory(16, number, 64 * GIB, GIB, "NVIDIA H100 80GB HBM3", 80 * 10**9, 18)
+        there = Inventory(16, number, 64 * GIB, GIB, (H100,) * number)
         found = decide(config(emoji), shape, there, profile=made.model_copy(update={"stages": stages})).config
         assert (found.producers.num or 0) + (found.consumers.num or 0) == number
 
@@ -147,11 +151,21 @@ def test_auto_with_several_processes_asked_for_is_disaggregated(emoji: Path, sha
 
 
 def test_gpus_are_divided_as_far_as_they_are_known(emoji: Path, shape: ModelShape) -> None:
-    known = Inventory(16, 8, 64 * GIB, GIB, "NVIDIA H100 80GB HBM3", 80 * 10**9, 18)
+    known = Inventory(16, 8, 64 * GIB, GIB, (H100,) * 8)
     decided = decide(config(emoji, model={"path": emoji / "model", "dtype": "bfloat16"}), shape, known).config
     assert 2 < (decided.producers.num or 0) + (decided.consumers.num or 0) <= 8
-    unknown = Inventory(16, 8, 64 * GIB, GIB, "Some Other GPU")
-    assert decide(config(emoji), shape, unknown).config.producers.num is None
+    for others in ((Gpu("Some Other GPU", 80 * 10**9),) * 8, (H100,) * 7 + (A100,), ()):
+        assert decide(config(emoji), shape, Inventory(16, 8, 64 * GIB, GIB, others)).config.producers.num is None
+
+
+def test_gpus_are_divided_as_the_smallest_of_them(emoji: Path, shape: ModelShape) -> None:
+    """One of eight has next to no memory, or no direct link."""
+    given = config(emoji, model={"path": emoji / "model", "dtype": "bfloat16"})
+    small = Inventory(16, 8, 64 * GIB, GIB, (*(H100,) * 7, replace(H100, memory_bytes=10**6)))
+    assert decide(given, shape, small).config.producers.num is None
+    apart = (*(H100,) * 7, replace(H100, links=0))
+    (pool,) = _cluster(given, Inventory(16, 8, 64 * GIB, GIB, apart)) or ()
+    assert pool.node.link_bandwidth == PCIE_BANDWIDTH
 
 
 def test_sizes_beside_the_rows_are_found(tmp_path: Path) -> None:

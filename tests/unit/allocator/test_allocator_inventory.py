@@ -5,7 +5,10 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import pytest
+
 from flowtrain.allocator import local_inventory
+from flowtrain.allocator.gpus import visible
 
 MEMINFO = "MemTotal: 4000 kB\nMemAvailable: 3000 kB\n"
 
@@ -70,3 +73,20 @@ def test_a_group_above_its_limit_has_nothing_left(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.current": "20\n",
     }
     assert local_inventory(lay_out(tmp_path, files)).memory_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (None, ["GPU-aa1", "GPU-ab2", "GPU-ac3"]),
+        ("", []),
+        ("-1", []),
+        ("2,0", ["GPU-ac3", "GPU-aa1"]),
+        ("0,3,1", ["GPU-aa1"]),
+        (" GPU-ab , 0", ["GPU-ab2", "GPU-aa1"]),
+        ("GPU-a,0", []),
+        ("MIG-7,MIG-8", ["MIG-7", "MIG-8"]),
+    ],
+)
+def test_gpus_are_those_that_cuda_would_show(text: str | None, shown: list[str]) -> None:
+    assert visible(text, ["GPU-aa1", "GPU-ab2", "GPU-ac3"]) == shown

@@ -1,0 +1,84 @@
+"""The GPUs that a process started now would see, as NVML tells them: no device context is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """`memory_bytes`: all of it; `links`: direct ones (NVLink) to other GPUs that are up."""
+
+    name: str
+    memory_bytes: int
+    links: int = 0
+
+
+def local_gpus() -> tuple[tuple[Gpu, ...], str | None]:
+    """Those that `CUDA_VISIBLE_DEVICES` leaves, in NVML's order where it names none; and why there are none."""
+    try:
+        import pynvml
+    except ImportError:
+        return (), "nvidia-ml-py is not installed"
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        return (), f"NVML does not start: {error}"
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(int(pynvml.nvmlDeviceGetCount()))]
+        identities = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        shown = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), identities)
+        if not shown:
+            return (), "CUDA_VISIBLE_DEVICES hides every GPU" if handles else "NVML lists no GPU"
+        return tuple(_gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(identity)) for identity in shown), None
+    except pynvml.NVMLError as error:
+        return (), f"NVML does not answer: {error}"
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def visible(text: str | None, identities: Sequence[str]) -> list[str]:
+    """Identities of the devices that `CUDA_VISIBLE_DEVICES` shows: all without it; as CUDA does, none from the first
+    name on that is none of them. A name is an index, the start of an identity, or the identity of a part (MIG).
+
+    >>> visible("1,GPU-ab,7,0", ["GPU-abc", "GPU-def"])
+    ['GPU-def', 'GPU-abc']
+    """
+    if text is None:
+        return list(identities)
+    found: list[str] = []
+    for name in (part.strip() for part in text.split(",")):
+        if name.isdigit():
+            matching = identities[int(name) : int(name) + 1]
+        elif name.startswith("MIG-"):
+            matching = [name]
+        else:
+            matching = [identity for identity in identities if name and identity.startswith(name)]
+        if len(matching) != 1:
+            break
+        found += matching
+    return found
+
+
+def _gpu(pynvml: Any, handle: Any) -> Gpu:
+    memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), memory_bytes, _links(pynvml, handle))
+
+
+def _links(pynvml: Any, handle: Any) -> int:
+    """0 where the device has none or the driver does not tell."""
+    up = 0
+    for link in range(int(getattr(pynvml, "NVML_NVLINK_MAX_LINKS", 18))):
+        try:
+            up += int(pynvml.nvmlDeviceGetNvLinkState(handle, link))
+        except pynvml.NVMLError:
+            break
+    return up
+
+
+def _text(value: bytes | str) -> str:
+    """Older releases of NVML's bindings return bytes."""
+    return value.decode() if isinstance(value, bytes) else value
