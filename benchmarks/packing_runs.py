@@ -18,7 +18,8 @@ from typing import Any
 from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.packing.cost import SHIFT
 from flowtrain.packing.measure import measure
-from flowtrain.packing.trace import Order, in_order, read_trace
+from flowtrain.packing.trace import Order, in_order
+from flowtrain.sizes import read_trace
 from flowtrain.types import SampleMeta, Step
 
 TRACES = Path(__file__).resolve().parent / "traces"

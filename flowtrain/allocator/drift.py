@@ -23,7 +23,6 @@ Invariants: the same steps give the same proposals; a proposal differs from the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
 from dataclasses import dataclass
 from statistics import median
 
@@ -190,9 +189,3 @@ def _factor(now: float, before: float) -> float:
     """How far apart two ratios are, in percent of the smaller."""
     low, high = sorted((min(max(now, IDLE), 1 / IDLE), min(max(before, IDLE), 1 / IDLE)))
     return 100.0 * (high / low - 1.0)
-
-
-def proposals(drift: Drift, steps: Iterable[StepMeasured]) -> list[tuple[int, Proposal]]:
-    """The step and content of every proposal that these steps lead to."""
-    verdicts = ((measured.step, drift.add(measured).proposal) for measured in steps)
-    return [(step, proposal) for step, proposal in verdicts if proposal is not None]

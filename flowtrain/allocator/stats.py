@@ -1,29 +1,21 @@
 """Sizes of samples, as the plan needs them: from `flowtrain data scan`, from a trace, or assumed and said so.
 
-| file | columns read |
-|---|---|
-| `*.sizes.jsonl` (scan) | text_tokens, vision_tokens, trained_tokens, images: [height, width, tokens, patches] |
-| `*.parquet` (trace) | n_text_tokens, n_vision_tokens, n_answer_tokens, unit_tokens or image_tokens or n_images |
-
-A trace without images of its own has them of equal size in a sample. Of a long file every n-th row is taken.
+Both kinds of file are those of `flowtrain.sizes`; of a long one every n-th row is taken.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from flowtrain.allocator.load import Integers
-from flowtrain.errors import ConfigError
+from flowtrain.errors import ConfigError, DataError
+from flowtrain.sizes import read_sizes, read_trace, sizes_file
 
 MAX_SAMPLES = 4096
-SIZES_SUFFIX = ".sizes.jsonl"
-"""What `flowtrain data scan` writes beside the rows; a test holds it together with `flowtrain.data.sources`."""
 LONGEST_ASSUMED = 8192
 TRAINED_SHARE = 0.5
 """Of the text tokens, where a file does not say which are trained."""
@@ -106,23 +98,27 @@ def _repeated(tokens: Integers, factor: float) -> Integers:
 
 
 def read_stats(path: Path) -> DataStats:
-    """Sizes in a file of a form above.
+    """Sizes in a scan, or in a trace (`.parquet`).
 
     Raises:
-        ConfigError: it cannot be read, or has no row with sizes.
+        ConfigError: there is no such file.
+        DataError: it cannot be read, or has no row with sizes.
     """
-    try:
-        rows = _trace_rows(path) if path.suffix == ".parquet" else _scan_rows(path)
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}; give a file of row sizes") from None
-    if not rows:
-        raise ConfigError(f"{path} has no row with sizes: give what `flowtrain data scan` writes, or a trace")
+    if not path.is_file():
+        raise ConfigError(f"{path} does not exist: give what `flowtrain data scan` writes, or a trace")
+    if path.suffix == ".parquet":
+        found = read_trace(path, trained_share=TRAINED_SHARE, about=MAX_SAMPLES)[0]
+    else:
+        found = [row for row in read_sizes(path, about=MAX_SAMPLES) if row is not None]
+    if not found:
+        raise DataError(f"{path} has no row with sizes: give what `flowtrain data scan` writes, or a trace")
+    rows = [_Row(row.text_tokens, row.trained_tokens, [image.tokens for image in row.images]) for row in found]
     return _stats(path.name, rows)
 
 
 def known_stats(train: Path) -> DataStats | None:
     """What a scan has written beside these rows; None where there was none."""
-    sizes = train.parent / f"{train.name}{SIZES_SUFFIX}"
+    sizes = sizes_file(train)
     return read_stats(sizes) if sizes.is_file() else None
 
 
@@ -168,44 +164,3 @@ def _stats(source: str, rows: Sequence[_Row]) -> DataStats:
         image_sample=np.repeat(np.arange(len(rows)), counts),
         audio_tokens=column([row.audio for row in rows]),
     )
-
-
-def _scan_rows(path: Path) -> list[_Row]:
-    lines = path.read_text(encoding="utf-8").splitlines()
-    rows = []
-    for number, line in enumerate(lines[:: max(1, len(lines) // MAX_SAMPLES)]):
-        try:
-            row = json.loads(line)
-            if "skipped" in row:
-                continue
-            rows.append(_Row(row["text_tokens"], row["trained_tokens"], [image[2] for image in row["images"]]))
-        except (ValueError, KeyError, TypeError, IndexError):
-            raise ConfigError(
-                f"{path}, row {number + 1} taken: no sizes as `flowtrain data scan` writes them"
-            ) from None
-    return rows
-
-
-def _trace_rows(path: Path) -> list[_Row]:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        table = pq.read_table(path)
-    except pa.ArrowException as error:
-        raise ConfigError(f"{path} is no parquet file ({' '.join(str(error).split())[:120]})") from None
-    if "n_text_tokens" not in table.column_names:
-        raise ConfigError(f"{path} has no column n_text_tokens: give a trace of row sizes")
-    step = max(1, table.num_rows // MAX_SAMPLES)
-    return [_trace_row(row) for row in table.take(list(range(0, table.num_rows, step))).to_pylist()]
-
-
-def _trace_row(row: Mapping[str, Any]) -> _Row:
-    text = int(row["n_text_tokens"])
-    vision = int(row.get("n_vision_tokens") or 0)
-    images = row.get("unit_tokens") or row.get("image_tokens")
-    if not images and vision:
-        num = max(1, int(row.get("n_images") or 1))
-        images = [vision // num + (1 if k < vision % num else 0) for k in range(num)]
-    answer = row.get("n_answer_tokens")
-    return _Row(text, min(text, int(answer)) if answer else round(text * TRAINED_SHARE), [int(t) for t in images or ()])

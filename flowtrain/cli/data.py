@@ -91,13 +91,13 @@ def scan(
     debug: Debug = False,
 ) -> None:
     """Measure every row from its text and image headers, and write the sizes as JSON lines for planning."""
-    from flowtrain.data.sources import SIZES_SUFFIX
-    from flowtrain.data.survey import Survey, open_builder, row_sizes, survey_rows
+    from flowtrain.data.survey import Survey, open_builder, survey_rows
+    from flowtrain.sizes import row_sizes, sizes_file
 
     config = _load(config_path, overrides)
     builder = open_builder(config, split)
     path = builder.source.path
-    out = out or path.parent / f"{path.name}{SIZES_SUFFIX}"
+    out = out or sizes_file(path)
     survey, kept = Survey(), []
     aside = out.with_name(f"{out.name}.part")
     try:

@@ -150,8 +150,9 @@ def _of_trace(
     high_resolution: bool,
 ) -> Subject:
     from flowtrain.packing import CostModel
-    from flowtrain.packing.trace import in_order, read_trace
+    from flowtrain.packing.trace import in_order
     from flowtrain.shapes import read_shape
+    from flowtrain.sizes import read_trace
     from flowtrain.types import Cut
 
     if not path.is_file():
@@ -210,13 +211,13 @@ def _of_config(
 def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, ...]]:
     """Rows of the training data in the run's order: from the sizes that a scan wrote, else the first ones, measured."""
     from flowtrain.data.order import Order
-    from flowtrain.data.sources import SIZES_SUFFIX
+    from flowtrain.sizes import read_sizes, sizes_file
     from flowtrain.types import SampleMeta
 
     data = config.data.train
-    sizes = data.parent / f"{data.name}{SIZES_SUFFIX}"
+    sizes = sizes_file(data)
     if sizes.is_file():
-        known = _read_sizes(sizes)
+        known = read_sizes(sizes)
         order = Order(len(known), config.run.seed, config.data.shuffle)
         found = [known[order.row(position)] for position in range(len(known))]
         notes: tuple[str, ...] = (f"sizes of {sizes}",)
@@ -237,25 +238,6 @@ def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, 
     if num_skipped:
         notes = (*notes, f"{num_skipped} rows cannot be used: run `flowtrain data check`")
     return [replace(row, position=position) for position, row in enumerate(rows)], notes
-
-
-def _read_sizes(path: Path) -> list[SampleMeta | None]:
-    """Rows of a `.sizes.jsonl`, None where one cannot be used."""
-    from flowtrain.types import ImageMeta, SampleMeta
-
-    rows: list[SampleMeta | None] = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
-        try:
-            size = json.loads(line)
-            if "skipped" in size:
-                rows.append(None)
-                continue
-            images = tuple(ImageMeta(*image) for image in size["images"])
-            counts = (size["text_tokens"], size["vision_tokens"], size["trained_tokens"])
-            rows.append(SampleMeta(len(rows), size["row"], size["id"], *counts, images))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{path}:{number} is no row size: run `flowtrain data scan` again") from error
-    return rows
 
 
 def _within(rows: Sequence[SampleMeta], cap: int) -> tuple[list[SampleMeta], tuple[str, ...]]:

@@ -107,21 +107,6 @@ def survey_rows(builder: SampleBuilder, decode: bool) -> Iterator[SampleMeta | S
         yield sample
 
 
-def row_sizes(row: SampleMeta | SkippedRow) -> dict[str, Any]:
-    """One line of a `.sizes.jsonl` file; `images` has (height, width, tokens, patches) of each."""
-    if isinstance(row, SkippedRow):
-        return {"row": row.row, "id": row.id, "skipped": row.reason}
-    return {
-        "row": row.row,
-        "id": row.id,
-        "text_tokens": row.text_tokens,
-        "vision_tokens": row.vision_tokens,
-        "trained_tokens": row.trained_tokens,
-        "patches": row.patches,
-        "images": [[image.height, image.width, image.tokens, image.patches] for image in row.images],
-    }
-
-
 def percentile(ordered: list[int], share: float) -> int:
     """The smallest value that at least `share` of the ascending values do not exceed."""
     assert ordered, "a percentile needs values"

@@ -9,7 +9,7 @@
 |---|---|---|
 | `EMPTY` | owner | the row was found bad: the block keeps both rings equal and holds nothing |
 | `FEATURES` | owner | `put` |
-| `GRADIENTS` | the one reader appointed | `put_gradient`, over the same bytes |
+| `GRADIENTS` | the one reader appointed | `put_gradients`, over the same bytes |
 | `FREED` | owner | the lease ended and the block's bytes may be used again |
 """
 

@@ -1,11 +1,11 @@
 """A process's hands in the pool: the owner puts and frees, a reader gets features and leaves gradients (contract C6).
 
-    owner:   put_all ─▶ addresses …                     gradients_all(refs) ─▶ views … free(addresses)
+    owner:   put_all ─▶ addresses …                     gradients(refs) ─▶ views …  free(addresses)
     reader:              get_all(refs) ─▶ tensors … put_gradients(refs) … flush() … release(refs)
 
 What a reference announces is there: no call asks whether it is, and where owner and reader share memory none sends
 anything. Each call takes all blocks of a unit or a pack: a transport moves them together, and what a call costs is paid
-once. `put`, `get`, `put_gradient` and `gradients` are the same for one block. Headers are checked on every access.
+once. `put` and `get` are the same for one block. Headers are checked on every access.
 """
 
 from __future__ import annotations
@@ -158,20 +158,7 @@ class PoolClient:
                 self._registration.used(self._space.arena.used)
             return addresses
 
-    def has_room(self, payload_bytes: int) -> bool:
-        """Whether a block for so many bytes could be put now, for those whom no controller tells."""
-        return self._space is not None and self._space.room((payload_bytes,))
-
-    @property
-    def used_bytes(self) -> int:
-        """Bytes taken in this process's segment."""
-        return 0 if self._space is None else self._space.arena.used
-
-    def gradients(self, ref: EmbeddingRef) -> list[torch.Tensor]:
-        """Views of the gradients that were left over a sample's features."""
-        return self.gradients_all([ref])[0]
-
-    def gradients_all(self, refs: Sequence[EmbeddingRef]) -> list[list[torch.Tensor]]:
+    def gradients(self, refs: Sequence[EmbeddingRef]) -> list[list[torch.Tensor]]:
         """Views of the gradients that were left over these samples' features, in their order."""
         with self._timer:
             found = []
@@ -204,7 +191,7 @@ class PoolClient:
 
     def get_all(self, refs: Sequence[EmbeddingRef]) -> list[list[torch.Tensor]]:
         """Features of these samples, in their order: views where memory is shared, else copies made in one call for
-        each transport. They are valid until `put_gradient` writes over them or `release` ends their use.
+        each transport. They are valid until `put_gradients` writes over them or `release` ends their use.
         """
         with self._timer:
             self._fetch(refs)
@@ -214,10 +201,6 @@ class PoolClient:
                 held.views = views(held.memory, ref.tensors, ref.bytes)
                 found.append([*held.views])
             return found
-
-    def put_gradient(self, ref: EmbeddingRef, grads: Sequence[torch.Tensor]) -> None:
-        """The gradients of one sample's features: see `put_gradients`."""
-        self.put_gradients([ref], [grads])
 
     def put_gradients(self, refs: Sequence[EmbeddingRef], grads: Iterable[Sequence[torch.Tensor]]) -> None:
         """Write the gradients of these samples' features over them; `flush` brings them to the owner.

@@ -192,12 +192,8 @@ class Directory:
             self._journal("free", address, 0)
         return addresses
 
-    def reserved_bytes(self, owner: int) -> int:
-        """Bytes charged to the owner's segment, headers included."""
-        return self._charged[owner]
-
     def used_bytes(self) -> int:
-        """Bytes charged in all segments; over `capacity()` it is the pool's occupancy."""
+        """Bytes charged in all segments, headers included; over `capacity()` it is the pool's occupancy."""
         return sum(self._charged.values())
 
     def capacity_of(self, owner: int) -> int:

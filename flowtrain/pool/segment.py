@@ -179,10 +179,6 @@ class Segment:
         here = host or host_identity()
         return SegmentHandle(self.owner, os.getpid(), self._fd, self.bytes, inode, here, endpoints=endpoints or {})
 
-    def page_bytes(self) -> int:
-        """Bytes of the pages that it has: all of them, from the start."""
-        return os.fstat(self._fd).st_blocks * 512
-
     def close(self) -> None:
         """Close the descriptor and let go of the memory; idempotent.
 

@@ -177,9 +177,9 @@ class ProducerStage:
     def _gradients(self, refs: Sequence[EmbeddingRef], features: list[Features]) -> list[list[torch.Tensor]]:
         """Those of each sample's features: from the pool, or from the peer that reads them there."""
         if self.peers is None:
-            return self.pool.gradients_all(refs)
+            return self.pool.gradients(refs)
         if self.leads:
-            of_samples = [[gradient.clone() for gradient in grads] for grads in self.pool.gradients_all(refs)]
+            of_samples = [[gradient.clone() for gradient in grads] for grads in self.pool.gradients(refs)]
         else:
             of_samples = [[torch.empty(f.shape, dtype=f.dtype) for f in of_sample] for of_sample in features]
         for gradient in (gradient for grads in of_samples for gradient in grads):

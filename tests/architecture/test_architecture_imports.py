@@ -23,6 +23,7 @@ TORCH_FREE = (
     "flowtrain.types",
     "flowtrain.plan",
     "flowtrain.messages",
+    "flowtrain.sizes",
     "flowtrain.config.schema",
     "flowtrain.config.loading",
     "flowtrain.shapes",

@@ -85,11 +85,11 @@ class Reader:
         return [view.clone() for view in self.kept[name]]
 
     def put_gradient(self, ref: EmbeddingRef, grads: list[torch.Tensor]) -> None:
-        self.pool.put_gradient(ref, grads)
+        self.pool.put_gradients([ref], [grads])
         self.pool.flush()
 
     def put_gradient_later(self, ref: EmbeddingRef, grads: list[torch.Tensor]) -> None:
-        self.pool.put_gradient(ref, grads)
+        self.pool.put_gradients([ref], [grads])
 
     def release(self, ref: EmbeddingRef) -> None:
         self.pool.release([ref])

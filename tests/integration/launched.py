@@ -58,7 +58,13 @@ class Launch:
     """One `flowtrain launch`; on exit whatever is left of it is ended."""
 
     def __init__(
-        self, example: str, run_dir: Path, *overrides: str, resume: str | None = None, replay: Path | None = None
+        self,
+        example: str,
+        run_dir: Path,
+        *overrides: str,
+        resume: str | None = None,
+        replay: Path | None = None,
+        plan: Path | None = None,
     ) -> None:
         self.run_dir = run_dir
         self._shared_before = shared_files()
@@ -67,8 +73,8 @@ class Launch:
         command = [sys.executable, "-m", "flowtrain.cli.main", "launch", str(EXAMPLES / example / f"{example}.yaml")]
         for override in (*SMALL, f"run.dir={run_dir}", *overrides):
             command += ["--set", override]
-        command += ["--resume", resume] if resume else []
-        command += ["--replay", str(replay)] if replay else []
+        for option, value in (("--resume", resume), ("--replay", replay), ("--plan", plan)):
+            command += [option, str(value)] if value is not None else []
         with self._out.open("w") as out, self._err.open("w") as err:
             self.launcher = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
         self._seen: dict[int, psutil.Process] = {}

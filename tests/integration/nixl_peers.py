@@ -74,7 +74,7 @@ def own(pipes: list[Connection], owner: int) -> None:
 def follow(pool: PoolClient, what: str, given: Any) -> Any:
     """One order; `put` stops where the segment has no more room."""
     if what == "check":
-        return [ref.position for ref in given if not torch.equal(pool.gradients(ref)[0], pattern_of(ref, 1))]
+        return [ref.position for ref in given if not torch.equal(pool.gradients([ref])[0][0], pattern_of(ref, 1))]
     if what == "free":
         return pool.free([ref.address for ref in given])
     refs = []
@@ -139,7 +139,7 @@ class RandomReader:
             assert torch.equal(tensor, pattern_of(ref, 0)), f"features of {ref.position} differ"
         if gradients:
             for ref in some:
-                self.pool.put_gradient(ref, [pattern_of(ref, 1)])
+                self.pool.put_gradients([ref], [[pattern_of(ref, 1)]])
             self.pool.flush()
         self.pool.release(some)
         self.num_bytes += sum(ref.bytes for ref in some) * (1 + gradients)

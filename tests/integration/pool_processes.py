@@ -17,6 +17,7 @@ import torch
 
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.segment import Segment, SegmentHandle
+from flowtrain.pool.space import OwnerSpace
 from flowtrain.pool.transport import make_transports
 from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
 
@@ -83,12 +84,12 @@ class End:
         self.views[ref.position][: ref.bytes // 2] = 255
 
     def gradient(self, ref: EmbeddingRef) -> None:
-        self.pool.put_gradient(ref, (pattern(-ref.position, ref.bytes),))
+        self.pool.put_gradients([ref], [(pattern(-ref.position, ref.bytes),)])
         self.pool.flush()
         self.pool.release([ref])
 
     def has_gradient(self, ref: EmbeddingRef) -> bool:
-        return torch.equal(self.pool.gradients(ref)[0], pattern(-ref.position, ref.bytes))
+        return torch.equal(self.pool.gradients([ref])[0][0], pattern(-ref.position, ref.bytes))
 
     def free(self, address: Address) -> None:
         self.pool.free([address])
@@ -172,6 +173,7 @@ def traffic(me: int, inboxes: list[Any], handles: Any, num_operations: int, seed
     """
     torch.set_num_threads(1)
     dice = random.Random(seed * 100 + me)
+    space = OwnerSpace(me, 1 << 20)  # runs the same ring as the client's, and knows what fits
     pool = PoolClient(Segment.create(me, 1 << 20, f"flowtrain-pool-traffic-{me}"), make_transports(["shm"]))
     handles.put(pool.handle())
     known = {}
@@ -183,10 +185,11 @@ def traffic(me: int, inboxes: list[Any], handles: Any, num_operations: int, seed
     others = [number for number in range(len(inboxes)) if number != me]
     while len(done) < len(inboxes) or not told:
         num_bytes = dice.choice((1, 64, 700, 4096, 20_000))
-        want = operations < num_operations and len(live) < MAX_LIVE and pool.has_room(num_bytes)
+        want = operations < num_operations and len(live) < MAX_LIVE and space.room((num_bytes,))
         if want and (inbox.empty() or dice.random() < 0.5):
             position = dice.randrange(1, 1 << 30)
             address = pool.put(position, me, specs_of(num_bytes), num_bytes, (pattern(position, num_bytes),))
+            assert address == space.allocate(num_bytes)
             unit = UnitId(Phase.TRAIN, 1, 0, 0, position)
             ref = EmbeddingRef(position, unit, address, num_bytes, specs_of(num_bytes), (), me)
             live[address] = ref
@@ -210,21 +213,22 @@ def traffic(me: int, inboxes: list[Any], handles: Any, num_operations: int, seed
                 f"block {ref.position} of {owner} has other bytes"
             )
             if gradient:
-                pool.put_gradient(ref, (pattern(-ref.position, ref.bytes),))
+                pool.put_gradients([ref], [(pattern(-ref.position, ref.bytes),)])
                 pool.flush()
             pool.release([ref])
             inboxes[owner].put(("back", ref, gradient))
         else:
             ref, gradient = rest
             if gradient:
-                found = pool.gradients(ref)[0]
+                found = pool.gradients([ref])[0][0]
                 assert torch.equal(found, pattern(-ref.position, ref.bytes)), (
                     f"gradient of {ref.position} has other bytes"
                 )
             pool.free([ref.address])
+            space.free(ref.address)
             del live[ref.address]
         checked += ref.bytes
     assert not live
-    assert pool.used_bytes == 0
+    assert space.arena.used == 0
     pool.close()
     result.put((me, operations, checked))

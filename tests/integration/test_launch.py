@@ -7,11 +7,14 @@ import json
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
+from integration_runs import EXAMPLES
 from launched import Launch
 from PIL import Image
 
@@ -143,11 +146,21 @@ def test_a_broken_picture_ends_the_run_in_the_producer(rows: Any, tmp_path: Path
         assert "Traceback" not in launch.err
 
 
-def test_a_broken_picture_is_skipped_and_counted(rows: Any, tmp_path: Path) -> None:
-    file = rows(tear_picture)
-    overrides = (f"data.train={file}", "train.max_steps=null", "train.epochs=1")
-    with Launch("digits", tmp_path / "run", *HERE, *overrides) as launch:
+@pytest.fixture
+def colocated_plan(tmp_path: Path) -> Path:
+    """A plan file with everything in one process, as `flowtrain plan` writes it."""
+    command = [sys.executable, "-m", "flowtrain.cli.main", "plan", str(EXAMPLES / "digits/digits.yaml")]
+    command += ["--device", "cpu", "--devices-per-node", "2", "--placement", "colocated"]
+    subprocess.run([*command, "--out", str(tmp_path / "plan.yaml")], capture_output=True, timeout=60, check=True)
+    return tmp_path / "plan.yaml"
+
+
+def test_a_broken_picture_is_skipped_and_counted(rows: Any, tmp_path: Path, colocated_plan: Path) -> None:
+    """In a run that obeys a plan file: without it, the two sides would be processes of their own."""
+    overrides = (f"data.train={rows(tear_picture)}", "train.max_steps=null", "train.epochs=1")
+    with Launch("digits", tmp_path / "run", *overrides, plan=colocated_plan) as launch:
         assert launch.end(within=90) == 0, launch.err
+        assert yaml.safe_load((tmp_path / "run/plan.yaml").read_text())["placement"] == "colocated"
         summary = json.loads((tmp_path / "run/summary.json").read_text())
         assert summary["rows"]["skipped"] == {"image-undecodable": {"count": 1, "ids": ["row-7"]}}, summary
         lines = (tmp_path / "run/samples.jsonl").read_text().splitlines()

@@ -190,7 +190,7 @@ def test_an_owner_outlives_its_reader(operation: str) -> None:
         pool = client(READER)
         pool.attach({OWNER: handle})
         assert torch.equal(pool.get(other)[0], pattern(1, 1 << 20, 0))
-        pool.put_gradient(other, [pattern(1, 1 << 20, 1)])
+        pool.put_gradients([other], [[pattern(1, 1 << 20, 1)]])
         pool.flush()
         mine.send(("check", [other]))
         assert mine.recv() == []

@@ -9,8 +9,9 @@ from flowtrain.data.sources.base import ImageRef, RawRow, Source
 from flowtrain.data.sources.folder import FolderSource
 from flowtrain.data.sources.lines import JsonSource
 from flowtrain.errors import DataError
+from flowtrain.sizes import SIZES_SUFFIX
 
-__all__ = ["FORMATS", "SIZES_SUFFIX", "ImageRef", "RawRow", "Source", "open_source"]
+__all__ = ["FORMATS", "ImageRef", "RawRow", "Source", "open_source"]
 
 
 def _open_parquet(paths: list[Path]) -> list[Source]:
@@ -23,9 +24,6 @@ def _open_parquet(paths: list[Path]) -> list[Source]:
 def _open_json(paths: list[Path]) -> list[Source]:
     return [JsonSource(path) for path in paths]
 
-
-SIZES_SUFFIX = ".sizes.jsonl"
-"""Row sizes that `flowtrain data scan` writes beside the rows; they are not rows."""
 
 FORMATS: dict[str, Callable[[list[Path]], list[Source]]] = {
     ".parquet": _open_parquet,

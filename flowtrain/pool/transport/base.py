@@ -2,7 +2,7 @@
 
     reader                          transport                       owner's segment
       get_all(refs) ── read ───────▶ one call a pack ──────────────▶ blocks: header and payload
-      put_gradient … flush ─ write ▶ one call a pack ──────────────▶ the same blocks, now with gradients
+      put_gradients, flush ── write ▶ one call a pack ──────────────▶ the same blocks, now with gradients
       release(refs) ── release ────▶ copies are dropped
 
 Two kinds: those whose `read` returns views of the owner's pages (`local`, `shm`), and those that copy into memory of

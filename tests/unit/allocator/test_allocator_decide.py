@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from flowtrain.allocator.gpus import Gpu
 from flowtrain.allocator.planfile import obey, read_plan_file
 from flowtrain.allocator.policies import POLICIES
 from flowtrain.allocator.profile import Measured, PackWork, Profile, Provenance, Timing
-from flowtrain.allocator.stats import SIZES_SUFFIX, known_stats
+from flowtrain.allocator.stats import known_stats
 from flowtrain.config.schema import Config
-from flowtrain.data import sources
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.shapes import ModelShape, read_shape
+from flowtrain.sizes import row_sizes, sizes_file
+from flowtrain.types import ImageMeta, SampleMeta, SkippedRow
 
 GIB = 2**30
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * 10**9, links=18)
@@ -169,11 +171,11 @@ def test_gpus_are_divided_as_the_smallest_of_them(emoji: Path, shape: ModelShape
 
 
 def test_sizes_beside_the_rows_are_found(tmp_path: Path) -> None:
-    assert SIZES_SUFFIX == sources.SIZES_SUFFIX
     rows = tmp_path / "train.jsonl"
     assert known_stats(rows) is None
-    row = '{"text_tokens": 10, "vision_tokens": 8, "trained_tokens": 3, "images": [[1, 1, 8, 32]]}'
-    (tmp_path / f"train.jsonl{SIZES_SUFFIX}").write_text(row + '\n{"row": 1, "skipped": "too-long"}\n')
+    kept = SampleMeta(0, 0, "a", 10, 8, 3, (ImageMeta(1, 1, 8, 32),))
+    lines = [json.dumps(row_sizes(row)) for row in (kept, SkippedRow(1, 1, "b", "too-long", ""))]
+    sizes_file(rows).write_text("\n".join(lines))
     stats = known_stats(rows)
     assert stats is not None
     assert (len(stats), stats.lengths.tolist(), stats.image_tokens.tolist()) == (1, [18], [8])

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Iterable
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flowtrain.allocator.drift import Drift, Expected, Rule, StepMeasured, proposals
+from flowtrain.allocator.drift import Drift, Expected, Proposal, Rule, StepMeasured
 
 RULE = Rule(max_producers=4, num_consumers=1, cores=None)
 
@@ -29,6 +30,12 @@ def turning(
         step(index, before if index <= turn else after, 1.0, draw.lognormvariate(0.0, sigma), number)
         for index in range(1, num + 1)
     ]
+
+
+def proposals(drift: Drift, steps: Iterable[StepMeasured]) -> list[tuple[int, Proposal]]:
+    """The step and content of every proposal that these steps lead to."""
+    verdicts = ((measured.step, drift.add(measured).proposal) for measured in steps)
+    return [(step, proposal) for step, proposal in verdicts if proposal is not None]
 
 
 @settings(max_examples=50, deadline=None)

@@ -27,7 +27,7 @@ from flowtrain.allocator.refuse import refusal
 from flowtrain.allocator.search import search
 from flowtrain.allocator.stats import assumed_stats, read_stats
 from flowtrain.allocator.throughput import Job, rates
-from flowtrain.errors import ConfigError, PlanError
+from flowtrain.errors import ConfigError, DataError, PlanError
 from flowtrain.flops import step_flops
 from flowtrain.plan import Layout
 from flowtrain.shapes import ModelShape, read_shape
@@ -130,7 +130,7 @@ def test_sizes_are_read_from_traces_of_both_forms(tmp_path: Path) -> None:
     assert read_stats(single).trained_tokens.tolist() == [4]
     for name, content in (("a.parquet", "no"), ("b.jsonl", "no"), ("c.jsonl", ""), ("d.jsonl", '{"text_tokens": 1}')):
         (tmp_path / name).write_text(content)
-        with pytest.raises(ConfigError, match=name):
+        with pytest.raises(DataError, match=name):
             read_stats(tmp_path / name)
     with pytest.raises(ConfigError, match=r"missing\.parquet"):
         read_stats(tmp_path / "missing.parquet")

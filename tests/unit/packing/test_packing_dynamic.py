@@ -20,8 +20,9 @@ from flowtrain.packing import POLICIES, Composer, CompositionSpec, CostModel
 from flowtrain.packing.load import Caps, Load
 from flowtrain.packing.measure import measure
 from flowtrain.packing.policies.dynamic import choose
-from flowtrain.packing.trace import in_order, read_trace
+from flowtrain.packing.trace import in_order
 from flowtrain.packing.window import Window
+from flowtrain.sizes import read_trace
 from flowtrain.types import SampleMeta, Step
 
 REFERENCE = CostModel.reference()

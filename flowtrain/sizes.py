@@ -1,0 +1,137 @@
+"""Sizes of rows in files: those that `flowtrain data scan` writes beside the rows, and traces of other data sets.
+
+| line of `*.sizes.jsonl` (scan) | |
+|---|---|
+| `row`, `id` | number and id of the row |
+| `skipped` | why the row cannot be used; then there are no sizes |
+| `text_tokens`, `vision_tokens`, `trained_tokens`, `patches` | of the whole row |
+| `images` | height, width, tokens and patches of each |
+
+| column of `*.parquet` (trace) | |
+|---|---|
+| `n_text_tokens` | LLM tokens that are not vision tokens |
+| `unit_tokens`, `image_tokens` | list: LLM tokens of each image or clip grid |
+| `n_vision_tokens_hi`, `n_vision_tokens` | their sum, where no list is given; `_hi` is the high-resolution rule |
+| `n_images` | how many images share that sum |
+| `n_answer_tokens` | trained tokens, where given |
+| `source` | what a row is of |
+
+In a trace one LLM token of vision stands for `PATCHES_PER_TOKEN` encoder patches.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from flowtrain.errors import DataError
+from flowtrain.types import ImageMeta, SampleMeta, SkippedRow
+
+SIZES_SUFFIX = ".sizes.jsonl"
+PATCHES_PER_TOKEN = 4
+
+
+def sizes_file(data: Path) -> Path:
+    """Where a scan of these rows writes their sizes."""
+    return data.with_name(f"{data.name}{SIZES_SUFFIX}")
+
+
+def row_sizes(row: SampleMeta | SkippedRow) -> dict[str, Any]:
+    """One line of a scan."""
+    if isinstance(row, SkippedRow):
+        return {"row": row.row, "id": row.id, "skipped": row.reason}
+    return {
+        "row": row.row,
+        "id": row.id,
+        "text_tokens": row.text_tokens,
+        "vision_tokens": row.vision_tokens,
+        "trained_tokens": row.trained_tokens,
+        "patches": row.patches,
+        "images": [[image.height, image.width, image.tokens, image.patches] for image in row.images],
+    }
+
+
+def read_sizes(path: Path, about: int | None = None) -> list[SampleMeta | None]:
+    """Rows of a scan, positions numbered from 0; None where one cannot be used.
+
+    `about`: of a longer file, about so many rows are read, evenly from all of it.
+
+    Raises:
+        DataError: the file cannot be read, or a line is no row size.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path} cannot be read ({error}): run `flowtrain data scan` again") from error
+    rows: list[SampleMeta | None] = []
+    for number in range(0, len(lines), _stride(len(lines), about)):
+        try:
+            size = json.loads(lines[number])
+            if "skipped" in size:
+                rows.append(None)
+                continue
+            images = tuple(ImageMeta(*image) for image in size["images"])
+            counts = (size["text_tokens"], size["vision_tokens"], size["trained_tokens"])
+            rows.append(SampleMeta(len(rows), size["row"], size["id"], *counts, images))
+        except (ValueError, KeyError, TypeError) as error:
+            raise DataError(f"{path}:{number + 1} is no row size: run `flowtrain data scan` again") from error
+    return rows
+
+
+def read_trace(
+    path: Path, high_resolution: bool = False, trained_share: float = 1.0, about: int | None = None
+) -> tuple[list[SampleMeta], list[str]]:
+    """Rows of a trace in the order of the file, and the source of each.
+
+    `trained_share`: of the text tokens, where a row does not say how many are trained. `about`: as in `read_sizes`.
+
+    Raises:
+        DataError: the file is not a trace.
+    """
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    try:
+        table = parquet.read_table(path)
+    except (OSError, ValueError, pa.ArrowException) as error:
+        told = " ".join(str(error).split())[:120]
+        raise DataError(f"{path} cannot be read as parquet ({told}): give a trace of row sizes") from error
+    if "n_text_tokens" not in table.column_names:
+        raise DataError(f"{path} has no column `n_text_tokens`: give a trace of row sizes")
+    stride = _stride(table.num_rows, about)
+    columns = {name: list(islice(table[name].to_pylist(), 0, None, stride)) for name in table.column_names}
+    images = _image_tokens(columns, high_resolution)
+    answers = columns.get("n_answer_tokens")
+    rows = []
+    for number, text in enumerate(columns["n_text_tokens"]):
+        tokens = images[number]
+        answer = answers[number] if answers is not None else None
+        trained = round(text * trained_share) if answer is None else min(answer, text)
+        metas = tuple([ImageMeta(0, 0, of_image, PATCHES_PER_TOKEN * of_image) for of_image in tokens])
+        rows.append(SampleMeta(number, number, f"row-{number}", text, sum(tokens), trained, metas))
+    sources = columns.get("source")
+    return rows, [str(source) for source in sources] if sources is not None else [""] * len(rows)
+
+
+def _image_tokens(columns: dict[str, list[Any]], high_resolution: bool) -> Sequence[Sequence[int]]:
+    """LLM tokens of the images of each row."""
+    high = high_resolution and "n_vision_tokens_hi" in columns
+    units = next((columns[name] for name in ("unit_tokens", "image_tokens") if name in columns and not high), None)
+    if units is not None:
+        return [of_row or () for of_row in units]
+    num = len(columns["n_text_tokens"])
+    vision = columns.get("n_vision_tokens_hi" if high else "n_vision_tokens") or [0] * num
+    counts = columns.get("n_images") or [1] * num
+    return [_shares(total, count or 1) if total else () for total, count in zip(vision, counts, strict=True)]
+
+
+def _shares(total: int, count: int) -> list[int]:
+    """`total` in `count` whole parts as equal as can be."""
+    return [total // count + (place < total % count) for place in range(min(count, total))]
+
+
+def _stride(num: int, about: int | None) -> int:
+    return max(1, num // about) if about is not None else 1
