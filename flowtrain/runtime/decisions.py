@@ -17,6 +17,8 @@ for which it first holds; so composition is a function of rows, config and log, 
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,14 +153,14 @@ def _differ(new: CostModel, old: CostModel, step: Step) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ReplayLog:
-    """The entries of a decision log, by kind, in the order of their steps.
+    """The entries of a decision log: `entries[kind]`, in the order of their steps.
 
     >>> ReplayLog.read(Path("runs/emoji/decisions.jsonl")).cost_of(12).source      # doctest: +SKIP
     'fitted'
     """
 
     path: Path
-    entries: tuple[Mapping[str, Any], ...]
+    entries: Mapping[str, Sequence[Mapping[str, Any]]]
 
     @classmethod
     def read(cls, path: Path) -> ReplayLog:
@@ -167,7 +169,7 @@ class ReplayLog:
             lines = path.read_text(encoding="utf-8").split("\n")
         except (OSError, UnicodeDecodeError) as error:
             raise ConfigError(f"--replay {path} cannot be read: {error}; give the decisions.jsonl of a run") from error
-        entries = []
+        entries: defaultdict[str, list[dict[str, Any]]] = defaultdict(list)
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -184,12 +186,11 @@ class ReplayLog:
                 raise ConfigError(
                     f"--replay {path}:{number} is no decision: give the decisions.jsonl of a run"
                 ) from error
-            entries.append(entry)
-        log = cls(path, tuple(sorted(entries, key=lambda entry: entry["step"])))
+            entries[entry["kind"]].append(entry)
         for kind in ("composition", "cost"):
-            if not log._of(kind):
+            if kind not in entries:
                 raise ConfigError(f"--replay {path} holds no {kind}: give the decisions.jsonl of a run")
-        return log
+        return cls(path, {kind: sorted(of_kind, key=_step_of) for kind, of_kind in entries.items()})
 
     def cost_of(self, step: int) -> Choice:
         """The cost model that held for `step`."""
@@ -199,7 +200,8 @@ class ReplayLog:
         """ConfigError unless the log was made by the same rules over the same rows; `first_step` counts from 1."""
         ours = json.loads(json.dumps(composition))
         started = self._at("composition", first_step)
-        for entry in (started, *(e for e in self._of("composition") if first_step < e["step"] <= last_step)):
+        later = [entry for entry in self.entries["composition"] if first_step < entry["step"] <= last_step]
+        for entry in (started, *later):
             theirs = {key: value for key, value in entry.items() if key not in ("step", "kind")}
             names = [name for name in sorted(ours.keys() | theirs.keys()) if ours.get(name) != theirs.get(name)]
             if names:
@@ -211,17 +213,19 @@ class ReplayLog:
 
     def replans(self, first_step: int) -> Sequence[tuple[int, int]]:
         """(step, producers from it on) of each change of the plan that lies ahead."""
-        return [(e["step"], int(e["producers"])) for e in self._of("replan") if e["step"] >= first_step]
+        changes = self.entries.get("replan", ())
+        return [(e["step"], int(e["producers"])) for e in changes if e["step"] >= first_step]
 
     def plan_differs(self, first_step: int, plan: Mapping[str, Any]) -> bool:
         """Whether processes or threads were others: then sums may round differently."""
-        plans = self._of("plan")
-        return bool(plans) and self._at("plan", first_step).get("plan") != json.loads(json.dumps(plan))
-
-    def _of(self, kind: str) -> Sequence[Mapping[str, Any]]:
-        return [entry for entry in self.entries if entry["kind"] == kind]
+        ours = json.loads(json.dumps(plan))
+        return "plan" in self.entries and self._at("plan", first_step).get("plan") != ours
 
     def _at(self, kind: str, step: int) -> Mapping[str, Any]:
         """The entry that holds for `step`: the last one not later, the first one where all are later."""
-        entries = self._of(kind)
-        return next((entry for entry in reversed(entries) if entry["step"] <= step), entries[0])
+        entries = self.entries[kind]
+        return entries[max(0, bisect_right(entries, step, key=_step_of) - 1)]
+
+
+def _step_of(entry: Mapping[str, Any]) -> int:
+    return int(entry["step"])

@@ -6,18 +6,9 @@ What simple loaders do. It has nothing to set: looking further ahead would chang
 from __future__ import annotations
 
 from flowtrain.packing.policies.parts import dealt, next_fit, oldest_packs
-from flowtrain.packing.policies.protocol import Draw, Slots
-from flowtrain.packing.spec import CompositionSpec
+from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 
 
-class Arrival:
-    bounded = False
-
-    def steps_ahead(self, spec: CompositionSpec) -> int:
-        return 1
-
-    def held(self, spec: CompositionSpec) -> None:
-        return None
-
+class Arrival(Policy):
     def compose(self, draw: Draw) -> Slots:
         return dealt(draw, oldest_packs(draw, next_fit))

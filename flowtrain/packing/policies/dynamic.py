@@ -30,7 +30,7 @@ from operator import itemgetter
 from flowtrain.packing.balance import fewest_packs, improve, spread
 from flowtrain.packing.budget import budgets_of
 from flowtrain.packing.load import Bin, Caps, Load
-from flowtrain.packing.policies.protocol import Draw, Due, Slots
+from flowtrain.packing.policies.protocol import Draw, Due, Policy, Slots
 from flowtrain.packing.slots import ordered_slots, slots_of
 from flowtrain.packing.spec import CompositionSpec, Sync
 from flowtrain.packing.stock import Stock
@@ -65,14 +65,11 @@ EXCHANGE_ABOVE = 2000
 """A pack that lacks less than this share (one in …) of its budget is left alone."""
 
 
-class Dynamic:
+class Dynamic(Policy):
     bounded = True
 
     def steps_ahead(self, spec: CompositionSpec) -> int:
         return spec.lookahead
-
-    def held(self, spec: CompositionSpec) -> None:
-        return None
 
     def compose(self, draw: Draw) -> Slots:
         bins = _given_rows(draw) if draw.num_packs is None else _given_packs(draw, draw.num_packs)

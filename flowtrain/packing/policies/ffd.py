@@ -13,20 +13,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from flowtrain.packing.load import Bin, Load
-from flowtrain.packing.policies.parts import dealt, oldest_packs
-from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.policies.parts import dealt, oldest_packs, two_steps
+from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 from flowtrain.packing.slots import slots_of
 from flowtrain.packing.spec import CompositionSpec
 
 
-class FirstFitDecreasing:
-    bounded = False
-
+class FirstFitDecreasing(Policy):
     def steps_ahead(self, spec: CompositionSpec) -> int:
-        return max(2, spec.lookahead) if spec.step_packs is not None else 1
-
-    def held(self, spec: CompositionSpec) -> None:
-        return None
+        return two_steps(spec)
 
     def compose(self, draw: Draw) -> Slots:
         slots = dealt(draw, oldest_packs(draw, first_fit_decreasing))

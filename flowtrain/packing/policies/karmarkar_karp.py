@@ -19,22 +19,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from flowtrain.packing.load import Bin, Caps, Load
-from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 from flowtrain.packing.slots import slots_of
-from flowtrain.packing.spec import CompositionSpec
 
 FILL_PERCENT = 97
 
 
-class KarmarkarKarp:
-    bounded = False
-
-    def steps_ahead(self, spec: CompositionSpec) -> int:
-        return 1
-
-    def held(self, spec: CompositionSpec) -> None:
-        return None
-
+class KarmarkarKarp(Policy):
     def compose(self, draw: Draw) -> Slots:
         ranks = draw.num_ranks
         if draw.num_packs is None:

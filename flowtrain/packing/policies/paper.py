@@ -16,19 +16,14 @@ from collections.abc import Sequence
 
 from flowtrain.packing.balance import find_room, put_in_order
 from flowtrain.packing.load import Bin, Load
-from flowtrain.packing.policies.parts import dealt, oldest_packs
-from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.policies.parts import dealt, oldest_packs, two_steps
+from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 from flowtrain.packing.spec import CompositionSpec
 
 
-class Paper:
-    bounded = False
-
+class Paper(Policy):
     def steps_ahead(self, spec: CompositionSpec) -> int:
-        return max(2, spec.lookahead) if spec.step_packs is not None else 1
-
-    def held(self, spec: CompositionSpec) -> None:
-        return None
+        return two_steps(spec)
 
     def compose(self, draw: Draw) -> Slots:
         slots = dealt(draw, oldest_packs(draw, best_fit_in_order))

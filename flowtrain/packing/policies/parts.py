@@ -6,9 +6,16 @@ from collections.abc import Callable, Sequence
 
 from flowtrain.packing.load import Bin, Load
 from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.spec import CompositionSpec
 
 Pour = Callable[[Draw, Sequence[Load]], list[Bin]]
 """Packs that hold all of these rows, however many it takes."""
+
+
+def two_steps(spec: CompositionSpec) -> int:
+    """Steps of rows that are looked at: two or more, of which those with the oldest rows are taken; where the rows of a
+    step are given, those alone."""
+    return max(2, spec.lookahead) if spec.step_packs is not None else 1
 
 
 def dealt(draw: Draw, packs: Sequence[Bin]) -> Slots:

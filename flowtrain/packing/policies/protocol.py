@@ -8,6 +8,7 @@ It keeps the caps of every pack and takes at least one row. Where `bounded`, it 
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -69,15 +70,21 @@ class Draw:
 
 
 class Policy(Protocol):
-    """One way to compose. `bounded`: whether it keeps the promise on waiting (`flowtrain.packing.window`)."""
+    """One way to compose. `bounded`: whether it keeps the promise on waiting (`flowtrain.packing.window`).
 
-    bounded: bool
+    A policy says `compose`; the rest is that of one which looks at the rows of one step.
+    """
+
+    bounded: bool = False
 
     def steps_ahead(self, spec: CompositionSpec) -> int:
         """Steps of rows that it looks at."""
+        return 1
 
     def held(self, spec: CompositionSpec) -> Callable[[Load], bool] | None:
         """Tells rows that may wait in a queue beside the window; None where none may."""
+        return None
 
+    @abstractmethod
     def compose(self, draw: Draw) -> Slots:
         """The packs of one step."""

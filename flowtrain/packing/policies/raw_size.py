@@ -9,20 +9,11 @@ from __future__ import annotations
 
 from flowtrain.packing.load import Bin
 from flowtrain.packing.policies.parts import dealt, next_fit, oldest_packs
-from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 from flowtrain.packing.slots import johnson
-from flowtrain.packing.spec import CompositionSpec
 
 
-class RawSize:
-    bounded = False
-
-    def steps_ahead(self, spec: CompositionSpec) -> int:
-        return 1
-
-    def held(self, spec: CompositionSpec) -> None:
-        return None
-
+class RawSize(Policy):
     def compose(self, draw: Draw) -> Slots:
         slots = dealt(draw, oldest_packs(draw, next_fit))
         packs = [pack for slot in slots for pack in slot]

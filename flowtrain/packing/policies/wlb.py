@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 
 from flowtrain.packing.balance import fewest_packs
 from flowtrain.packing.load import Bin, Load
-from flowtrain.packing.policies.protocol import Draw, Slots
+from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 from flowtrain.packing.slots import slots_of
 from flowtrain.packing.spec import CompositionSpec
 
@@ -25,12 +25,7 @@ NUM_QUEUES = 3
 FILL_PERCENT = 98
 
 
-class WlbQueues:
-    bounded = False
-
-    def steps_ahead(self, spec: CompositionSpec) -> int:
-        return 1
-
+class WlbQueues(Policy):
     def held(self, spec: CompositionSpec) -> Callable[[Load], bool]:
         return lambda load: level(load, spec) > 0
 
