@@ -9,10 +9,8 @@ Up to the driver neither torch nor Ray is loaded; the launcher stays light and o
 from __future__ import annotations
 
 import os
-import signal
 import sys
 import uuid
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -20,11 +18,10 @@ import typer
 
 from flowtrain.cli import failure
 from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
-from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError, PlanError
+from flowtrain.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from flowtrain.allocator.profile import Profile
-    from flowtrain.cli.supervise import Ended
     from flowtrain.config.schema import Config
     from flowtrain.plan import Plan
 
@@ -82,6 +79,7 @@ def train(
     """
     import shutil
 
+    from flowtrain.cli.outcome import outcome_of, told
     from flowtrain.cli.resume import find_checkpoint, set_newer_aside
     from flowtrain.cli.rundir import open_run_dir, writing
     from flowtrain.cli.supervise import supervise
@@ -120,11 +118,7 @@ def train(
                 shutil.copyfile(summary, json_file)
     finally:
         run_dir.close()
-    if outcome.traceback_file is not None and failure.debug.get():
-        print(outcome.traceback_file.read_text(errors="replace"), file=sys.stderr)
-    if outcome.line:
-        print(outcome.line, file=sys.stderr, flush=True)
-    return outcome.exit_code
+    return told(outcome)
 
 
 def _read_log(path: Path) -> str:
@@ -133,58 +127,6 @@ def _read_log(path: Path) -> str:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--replay {path} cannot be read: {error}; give the decisions.jsonl of a run") from error
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """Exit code and last line of a run; no line when all went well."""
-
-    exit_code: int
-    line: str | None = None
-    traceback_file: Path | None = None
-
-
-def outcome_of(ended: Ended, run_dir: Path) -> Outcome:
-    """What to tell: the driver's own words, else what its exit status and the spans that were open say."""
-    from flowtrain.runtime.checkpoints import newest_complete
-    from flowtrain.telemetry.fatal import read_error
-
-    if ended.returncode == 0:
-        return Outcome(0)
-    record = read_error(run_dir)
-    if record is not None:
-        trace = Path(record.traceback_file) if record.traceback_file else None
-        return Outcome(record.exit_code, record.line, trace if trace and trace.is_file() else None)
-    doing = _open_spans(run_dir)
-    if ended.asked is not None and (ended.killed or ended.returncode < 0):
-        name = ended.asked.name
-        code = EXIT_INTERRUPTED if ended.asked is signal.SIGINT else EXIT_TERMINATED
-        how = f"had to be killed after {name}" if ended.killed else f"was ended at once by {name}"
-        newest = newest_complete(run_dir).folder
-        way_on = f"go on from {newest.name} with --resume {run_dir}" if newest else "no checkpoint was written"
-        return Outcome(code, f"the run {how}{doing}; {way_on}")
-    if ended.returncode > 0:
-        line = f"the driver ended with exit code {ended.returncode} and left no message; its output is above{doing}"
-        return Outcome(ended.returncode, line)
-    try:
-        name = signal.Signals(-ended.returncode).name
-    except ValueError:
-        name = f"signal {-ended.returncode}"
-    hint = {
-        "SIGKILL": "if nobody did it, memory ran out: lower packing.max_tokens or pool.bytes, or see dmesg",
-        "SIGBUS": "shared memory ran out: lower pool.bytes",
-    }.get(name, f"see the output above; a run goes on with --resume {run_dir}")
-    return Outcome(LostProcessError.exit_code, f"the driver of {run_dir} was killed by {name}{doing}; {hint}")
-
-
-def _open_spans(run_dir: Path) -> str:
-    """What each process was doing at its death, such as ` (consumer-0: pack > backward)`."""
-    from flowtrain.telemetry.spans import read_last_span
-
-    folder = run_dir / "spans"
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
-    spans = [f"{file.name}: {span}" for file in files if (span := read_last_span(file))]
-    return f" ({', '.join(spans)})" if spans else ""
 
 
 def _obeyed(config: Config, plan_file: Path) -> Config:

@@ -85,7 +85,7 @@ def is_current(path: Path, config: Config) -> bool:
 
 def measure(config: Config, target: Path, limit_seconds: float = LIMIT_SECONDS) -> int:
     """Write a profile to `target` in processes of their own; returns the exit code, the last line being printed."""
-    from flowtrain.cli.launch import outcome_of
+    from flowtrain.cli.outcome import outcome_of, told
     from flowtrain.cli.rundir import open_run_dir, writing
     from flowtrain.cli.supervise import supervise
     from flowtrain.config.loading import dump_resolved
@@ -109,13 +109,9 @@ def measure(config: Config, target: Path, limit_seconds: float = LIMIT_SECONDS) 
         outcome = outcome_of(ended, folder)
     finally:
         run_dir.close()
-    if outcome.traceback_file is not None and failure.debug.get():
-        print(outcome.traceback_file.read_text(errors="replace"), file=sys.stderr)
-    if outcome.line:
-        print(outcome.line, file=sys.stderr, flush=True)
     if not outcome.exit_code:
         shutil.rmtree(folder, ignore_errors=True)
-    return outcome.exit_code
+    return told(outcome)
 
 
 def predictions(profile: Profile, config: Config) -> dict[str, Prediction]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from integration_runs import Train
+from integration_runs import Train, lines, losses, samples
 from launched import SMALL, Launch
 from turning_rows import turning_rows
 
@@ -18,18 +18,6 @@ COMMON = (
     "train.step={samples: 8}",
     "packing={max_tokens: 512, lookahead: 1}",
 )
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def losses(run_dir: Path) -> list[str]:
-    return [record["loss_hex"] for record in lines(run_dir / "metrics.jsonl")]
-
-
-def samples(run_dir: Path) -> bytes:
-    return (run_dir / "samples.jsonl").read_bytes()
 
 
 def decisions(run_dir: Path, kind: str) -> list[dict[str, Any]]:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from integration_runs import Train
+from integration_runs import Train, lines, losses, samples
 
 from flowtrain.errors import ConfigError
 
@@ -20,14 +19,6 @@ COMMON = (
     "data.eval=null",
     "checkpoint.every=10",
 )
-
-
-def lines(path: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in path.read_text().splitlines()]
-
-
-def losses(run_dir: Path) -> list[str]:
-    return [record["loss_hex"] for record in lines(run_dir / "metrics.jsonl")]
 
 
 def costs(run_dir: Path) -> list[dict[str, Any]]:
@@ -48,20 +39,18 @@ def test_a_fitted_run_is_repeated_by_its_log(train: Train, copy_of: Callable[[Pa
     log = fitted / "decisions.jsonl"
     # Other delays, and nothing measured: `cost` of the config has no say.
     again = train("emoji", *COMMON, "debug.delays={producer_unit_ms: {0: 5}}", name="again", replay=log)
-    assert (again / "samples.jsonl").read_bytes() == (fitted / "samples.jsonl").read_bytes()
+    assert samples(again) == samples(fitted)
     assert losses(again) == losses(fitted)
     assert costs(again) == found
 
     by_model = train("emoji", *COMMON, "packing.cost=model", name="model")
-    assert (by_model / "samples.jsonl").read_bytes() != (fitted / "samples.jsonl").read_bytes(), (
-        "the fit changed nothing"
-    )
+    assert samples(by_model) != samples(fitted), "the fit changed nothing"
 
     # From a checkpoint on, with the log and without: the log repeats, the run's own fit goes on.
     checkpoint = fitted / "checkpoints" / "step-10"
     resumed = copy_of(fitted, "resumed")
     train("emoji", *COMMON, name="resumed", resume=checkpoint, replay=log)
-    assert (resumed / "samples.jsonl").read_bytes() == (fitted / "samples.jsonl").read_bytes()
+    assert samples(resumed) == samples(fitted)
     assert losses(resumed) == losses(fitted)
     on_its_own = copy_of(fitted, "own")
     train("emoji", *COMMON, name="own", resume=checkpoint)

@@ -7,18 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from integration_runs import Train
+from integration_runs import Train, losses, samples
 
 STEP = "train.step={samples: 8}"
-
-
-def losses(run_dir: Path) -> list[str]:
-    """The loss of each step as a hexadecimal float."""
-    return [json.loads(line)["loss_hex"] for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
-
-
-def samples(run_dir: Path) -> str:
-    return (run_dir / "samples.jsonl").read_text()
 
 
 @pytest.mark.parametrize("freeze", ["train.freeze=[]", "train.freeze=[encoder]"])

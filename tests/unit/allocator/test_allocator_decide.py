@@ -8,15 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from allocator_inputs import config
+from profiles import MADE
 
 from flowtrain.allocator import Inventory, decide, make_plan
 from flowtrain.allocator.decide import PCIE_BANDWIDTH, _cluster, _setups
 from flowtrain.allocator.gpus import Gpu
 from flowtrain.allocator.planfile import obey, read_plan_file
 from flowtrain.allocator.policies import POLICIES
-from flowtrain.allocator.profile import Measured, PackWork, Profile, Provenance, Timing
+from flowtrain.allocator.profile import Measured, PackWork, Profile, Timing
 from flowtrain.allocator.stats import known_stats
-from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.shapes import ModelShape, read_shape
 from flowtrain.sizes import row_sizes, sizes_file
@@ -29,16 +30,6 @@ A100 = Gpu("NVIDIA A100-SXM4-80GB", 80 * 10**9, links=12)
 
 def cores(number: int, **more: Any) -> Inventory:
     return Inventory(cpus=number, gpus=0, memory_bytes=4 * GIB * number, shm_bytes=GIB, **more)
-
-
-def config(emoji: Path, **sections: Any) -> Config:
-    required = {"model": {"path": emoji / "model"}, "data": {"train": emoji / "data/train.jsonl"}}
-    return Config.model_validate({**required, **sections})
-
-
-@pytest.fixture
-def shape(emoji: Path) -> ModelShape:
-    return read_shape(emoji / "model")
 
 
 def profile(encode_seconds: float, both_slower: float, colocated_slower: float) -> Profile:
@@ -58,13 +49,8 @@ def profile(encode_seconds: float, both_slower: float, colocated_slower: float) 
                     forward=timing(seconds * slower), update_seconds=0.0,
                 )
             )  # fmt: skip
-    made = Provenance(
-        date="2026-01-01", flowtrain="0", python="3", torch="2", transformers="5", device="cpu", cores=2, config="x",
-        model="m", dtype="float32", freeze=("encoder",), data="d", rows_measured=(0, 1), rows_composed=(2, 3),
-        took_seconds=1.0,
-    )  # fmt: skip
     return Profile(
-        made=made, trainable_encoder=False, consumers=1, read_seconds=0.0, call_seconds=0.0, overhead_seconds=0.0,
+        made=MADE, trainable_encoder=False, consumers=1, read_seconds=0.0, call_seconds=0.0, overhead_seconds=0.0,
         stages=tuple(stages), steps=((PackWork(rows=4, encode=1.0, train=1.0),),),
     )  # fmt: skip
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from allocator_inputs import config
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.pool import address
 from flowtrain.runtime.flow import DEPTH
-from flowtrain.shapes import ModelShape, read_shape
+from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
 P, C = Role.PRODUCER, Role.CONSUMER
@@ -106,19 +107,13 @@ def test_placements_fit_and_split_only_what_must_be(
             assert used.keys() == {0}
 
 
-def config(emoji: Path, **sections: Any) -> Config:
-    cluster = {"address": "10.0.0.0:6379"}
-    required = {"model": {"path": emoji / "model"}, "data": {"train": emoji / "data/train.jsonl"}, "cluster": cluster}
-    return Config.model_validate({**required, **sections})
-
-
-@pytest.fixture
-def shape(emoji: Path) -> ModelShape:
-    return read_shape(emoji / "model")
+def joined(emoji: Path, **sections: Any) -> Config:
+    """With a cluster, unless the sections say something else of it."""
+    return config(emoji, **{"cluster": {"address": "10.0.0.0:6379"}, **sections})
 
 
 def segments(emoji: Path, shape: ModelShape, nodes: list[NodeRoom] | None, **sections: Any) -> dict[Role, list[int]]:
-    plan = make_plan(config(emoji, **sections), shape, MANY, nodes)
+    plan = make_plan(joined(emoji, **sections), shape, MANY, nodes)
     assert plan_from_dict(plan_to_dict(plan)) == plan
     return {side.role: [rank.segment_bytes for rank in side.ranks] for side in (plan.producers, plan.consumers)}
 
@@ -155,7 +150,7 @@ def test_a_spread_side_copies_only_where_it_must(emoji: Path, shape: ModelShape)
 def test_a_pack_fits_where_it_is_copied_to(emoji: Path, shape: ModelShape) -> None:
     sides = {"producers": {"threads": 1, "node": 1}, "consumers": {"threads": 1, "node": 0}}
     for size in (2**23, 2**25, 2**28):
-        given = config(emoji, **sides, pool={"bytes": size})
+        given = joined(emoji, **sides, pool={"bytes": size})
         plan = make_plan(given, shape, MANY, rooms(2, 2))
         largest = largest_block_bytes(given, shape)
         cap = pool_room(given, shape, plan)
@@ -166,7 +161,7 @@ def test_a_pack_fits_where_it_is_copied_to(emoji: Path, shape: ModelShape) -> No
 
 def test_a_receive_segment_too_small_is_refused_with_both_numbers(emoji: Path, shape: ModelShape) -> None:
     sides = {"producers": {"threads": 1, "node": 1}, "consumers": {"threads": 1, "num": 8, "node": 0}}
-    given = config(emoji, **sides, pool={"bytes": 9 * largest_block_bytes(config(emoji), shape) + 2**17})
+    given = joined(emoji, **sides, pool={"bytes": 9 * largest_block_bytes(joined(emoji), shape) + 2**17})
     with pytest.raises(
         PlanError, match=r"\d+ bytes for what it reads from other nodes.* need \d+ bytes: set pool.bytes to \d+"
     ):
@@ -176,14 +171,14 @@ def test_a_receive_segment_too_small_is_refused_with_both_numbers(emoji: Path, s
 def test_shared_memory_ends_at_the_node(emoji: Path, shape: ModelShape) -> None:
     sides = {"producers": {"threads": 1, "node": 1}, "consumers": {"threads": 1}}
     with pytest.raises(PlanError, match=r"pool.transport is shm and the plan has processes on nodes \[0, 1\]"):
-        make_plan(config(emoji, **sides, pool={"transport": "shm"}), shape, MANY, rooms(2, 2))
+        make_plan(joined(emoji, **sides, pool={"transport": "shm"}), shape, MANY, rooms(2, 2))
 
 
 def test_a_node_needs_a_cluster(emoji: Path) -> None:
     with pytest.raises(ValueError, match=r"producers.node` is 1 and the run has one node: give `cluster.address`"):
-        config(emoji, producers={"node": 1}, cluster={})
+        joined(emoji, producers={"node": 1}, cluster={})
     with pytest.raises(ValueError, match=r"`pool.transport` nixl is for several processes"):
-        config(emoji, mode="monolithic", pool={"transport": "nixl"}, cluster={})
+        joined(emoji, mode="monolithic", pool={"transport": "nixl"}, cluster={})
 
 
 def test_the_figures_of_other_parts_are_the_same() -> None:

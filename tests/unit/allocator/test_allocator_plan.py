@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from allocator_inputs import config
 
 from flowtrain.allocator import (
     Inventory,
@@ -20,28 +21,17 @@ from flowtrain.allocator import (
 )
 from flowtrain.allocator.layout import check_layout, parse_layout
 from flowtrain.allocator.room import BLOCK_HEADER_BYTES, largest_block_bytes
-from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, Plan, layout_text
 from flowtrain.pool import arena
 from flowtrain.pool.arena import RingArena
 from flowtrain.pool.block import HEADER_BYTES
-from flowtrain.shapes import ModelShape, read_shape
+from flowtrain.shapes import ModelShape
 from flowtrain.shapes.text import MoeShape
 from flowtrain.types import Role
 
 GIB = 2**30
 TWO_CORES = Inventory(cpus=2, gpus=0, memory_bytes=8 * GIB, shm_bytes=GIB)
-
-
-def config(emoji: Path, **sections: Any) -> Config:
-    required = {"model": {"path": emoji / "model"}, "data": {"train": emoji / "data/train.jsonl"}}
-    return Config.model_validate({**required, **sections})
-
-
-@pytest.fixture
-def shape(emoji: Path) -> ModelShape:
-    return read_shape(emoji / "model")
 
 
 def threads(plan: Plan) -> tuple[list[int], list[int]]:
@@ -117,13 +107,8 @@ def test_pool_below_one_row_a_rank_is_refused_and_the_figure_named_will_do(emoji
     assert pool_room(enough, shape, make_plan(enough, shape, TWO_CORES)) >= largest
 
 
-def test_slots_within_the_room_fit_wherever_the_ring_stands(emoji: Path, shape: ModelShape) -> None:
-    """The bound, tried on the ring itself: a slot of blocks as large as a row's, from every head position."""
-    given = config(emoji, pool={"bytes": "8MiB"}, consumers={"num": 2})
-    plan = make_plan(given, shape, TWO_CORES)
-    segment, room, largest = plan.pool_bytes, pool_room(given, shape, plan), largest_block_bytes(given, shape)
-    sizes = 2 * ([largest] * (room // largest) + [room % largest // 64 * 64 or 64])
-    assert sum(sizes) + largest <= segment
+def check_room_from_every_head(segment: int, sizes: list[int]) -> None:
+    """Blocks of these sizes fit into an empty ring, wherever its head stands."""
     for lead in range(64, segment, segment // 50 // 64 * 64):
         ring = RingArena(segment)
         first = ring.allocate(lead)
@@ -134,6 +119,16 @@ def test_slots_within_the_room_fit_wherever_the_ring_stands(emoji: Path, shape: 
         assert ring.room(sizes)
 
 
+def test_slots_within_the_room_fit_wherever_the_ring_stands(emoji: Path, shape: ModelShape) -> None:
+    """The bound, tried on the ring itself: a slot of blocks as large as a row's, from every head position."""
+    given = config(emoji, pool={"bytes": "8MiB"}, consumers={"num": 2})
+    plan = make_plan(given, shape, TWO_CORES)
+    segment, room, largest = plan.pool_bytes, pool_room(given, shape, plan), largest_block_bytes(given, shape)
+    sizes = 2 * ([largest] * (room // largest) + [room % largest // 64 * 64 or 64])
+    assert sum(sizes) + largest <= segment
+    check_room_from_every_head(segment, sizes)
+
+
 def test_blocks_that_tokens_do_not_bound_fit_as_well(emoji: Path, shape: ModelShape) -> None:
     """A family that cuts padding off behind the projector: one block a pack, each as large as a pack may be."""
     given = config(emoji, pool={"bytes": "32MiB"}, consumers={"num": 2}, train={"freeze": ["encoder"]})
@@ -141,14 +136,7 @@ def test_blocks_that_tokens_do_not_bound_fit_as_well(emoji: Path, shape: ModelSh
     plan = make_plan(given, loose, TWO_CORES)
     segment, room = plan.pool_bytes, pool_room(given, loose, plan) // 64 * 64
     assert largest_block_bytes(given, loose) <= room < pool_room(given, shape, plan)
-    for lead in range(64, segment, segment // 50 // 64 * 64):
-        ring = RingArena(segment)
-        first = ring.allocate(lead)
-        keep = ring.allocate(64) if lead + 64 <= segment else None
-        ring.free(first)
-        if keep is not None:
-            ring.free(keep)
-        assert ring.room([room, room])
+    check_room_from_every_head(segment, [room, room])
 
 
 def test_header_is_the_pools() -> None:

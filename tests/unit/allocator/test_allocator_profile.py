@@ -9,13 +9,13 @@ import pytest
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from profiles import MADE
 
 from flowtrain.allocator.predict import Predictor, Setup, play, predict
 from flowtrain.allocator.profile import (
     Measured,
     PackWork,
     Profile,
-    Provenance,
     Timing,
     dump_profile,
     on_curve,
@@ -25,24 +25,6 @@ from flowtrain.allocator.profile import (
 )
 from flowtrain.errors import ConfigError
 from flowtrain.types import Role
-
-MADE = Provenance(
-    date="2030-01-01T00:00:00+00:00",
-    flowtrain="1",
-    python="3",
-    torch="2",
-    transformers="5",
-    device="a processor",
-    cores=2,
-    config="abc",
-    model="m",
-    dtype="float32",
-    freeze=(),
-    data="d",
-    rows_measured=(0, 9),
-    rows_composed=(10, 19),
-    took_seconds=1.0,
-)
 
 
 def curve(*points: tuple[float, float]) -> tuple[Timing, ...]:

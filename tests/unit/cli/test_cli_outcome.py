@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from flowtrain.cli import failure
-from flowtrain.cli.launch import Outcome, outcome_of
+from flowtrain.cli.outcome import Outcome, outcome_of
 from flowtrain.cli.supervise import Ended
 from flowtrain.errors import ConfigError, DataError, LostProcessError
 from flowtrain.telemetry.fatal import write_error

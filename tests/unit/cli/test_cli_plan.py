@@ -10,13 +10,13 @@ from typing import Any, Literal
 
 import pytest
 import yaml
+from profiles import MADE
 
 from flowtrain.allocator.planfile import read_plan_file
 from flowtrain.allocator.profile import (
     Measured,
     PackWork,
     Profile,
-    Provenance,
     Timing,
     dump_profile,
     profile_key,
@@ -84,11 +84,7 @@ def measured(config: Config) -> Profile:
             backward=timing if role == "producer" else (), update_seconds=0.0,
         )  # fmt: skip
 
-    made = Provenance(
-        date="2026-01-01", flowtrain="0", python="3", torch="2", transformers="5", device="some cores", cores=2,
-        config=profile_key(config), model="m", dtype="float32", freeze=(), data="d", rows_measured=(0, 1),
-        rows_composed=(2, 3), took_seconds=1.0,
-    )  # fmt: skip
+    made = MADE.model_copy(update={"config": profile_key(config)})
     stages = (
         stage("producer", 1.0, 1, False), stage("consumer", 1.0, 1, False),
         stage("producer", 0.4, 2, True), stage("consumer", 0.4, 2, True),
