@@ -9,22 +9,21 @@ Everything is added when it happens and written when the step's record is due, i
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flowtrain.allocator.drift import Proposal
 from flowtrain.config.schema import Config
 from flowtrain.errors import EXIT_DONE
-from flowtrain.flops import palm_flops, step_flops
-from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned, UpdateReport
+from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned, UpdateReport
 from flowtrain.packing.fit import Fitted
 from flowtrain.plan import Plan
-from flowtrain.runtime.decisions import Choice, unit_of
+from flowtrain.runtime.decisions import Choice
 from flowtrain.runtime.pace import Pace
 from flowtrain.runtime.stages import StageReport
+from flowtrain.runtime.step_book import StepBook
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import ModelShape
 from flowtrain.telemetry.console import Progress, format_seconds
@@ -33,47 +32,12 @@ from flowtrain.telemetry.mfu import Fleet
 from flowtrain.telemetry.registry import Metric
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.sinks import Sink
-from flowtrain.telemetry.step_metrics import StepMetrics
 from flowtrain.telemetry.tables import startup_tables
 from flowtrain.telemetry.totals import Totals
 from flowtrain.types import Module, Pack, Phase, Role, SkippedRow, Step
 
 NAMED_IDS = 3
 """Skipped rows named for each reason at the end of a run; summary.json names more."""
-
-
-@dataclass(slots=True)
-class StepBook:
-    """What is known of one step so far; mappings are by rank."""
-
-    step: Step
-    skipped: tuple[SkippedRow, ...]
-    choice: Choice
-    result: StepResult | None = None
-    lr: Mapping[Module, float] = field(default_factory=dict)
-    bad: Mapping[int, SkippedRow] = field(default_factory=dict)
-    seconds: float = 0.0
-    eval_loss: float | None = None
-    stall: dict[int, float] = field(default_factory=dict)
-    starvation: dict[int, float] = field(default_factory=dict)
-    producer_seconds: dict[int, float] = field(default_factory=dict)
-    consumer_seconds: dict[int, float] = field(default_factory=dict)
-    encode_costs: dict[int, int] = field(default_factory=dict)
-    pack_seconds: dict[tuple[int, int], float] = field(default_factory=dict)
-    bytes_in: int = 0
-    bytes_out: int = 0
-    pool_written: Counter[str] = field(default_factory=Counter)
-    pool_read: Counter[str] = field(default_factory=Counter)
-    pool_seconds: dict[tuple[Role, int], float] = field(default_factory=dict)
-    pool_pinned: dict[tuple[Role, int], int] = field(default_factory=dict)
-    occupancy: float = 0.0
-
-    def used(self, role: Role, rank: int, pool: PoolUse) -> None:
-        """What a rank did with the pool for one order."""
-        self.pool_written.update(pool.bytes_in)
-        self.pool_read.update(pool.bytes_out)
-        self.pool_pinned[role, rank] = pool.pinned_bytes
-        self.pool_seconds[role, rank] = self.pool_seconds.get((role, rank), 0.0) + pool.seconds
 
 
 class Ledger:
@@ -162,35 +126,18 @@ class Ledger:
 
     def encoded(self, answer: UnitEncoded, occupancy: float) -> None:
         """`occupancy`: used share of the pool right now."""
-        book = self._books.get(answer.unit.step)
-        if book is None or answer.unit.phase is not Phase.TRAIN:
-            return
-        _add(book.stall, answer.producer, answer.waited)
-        _add(book.producer_seconds, answer.producer, answer.seconds)
-        unit = unit_of(book.step, answer.unit)
-        _add(book.encode_costs, answer.producer, book.choice.cost.unit_cost(unit.samples))
-        book.bytes_in += sum(ref.bytes for ref in answer.refs)
-        book.used(Role.PRODUCER, answer.producer, answer.pool)
-        book.occupancy = max(book.occupancy, occupancy)
+        if answer.unit.phase is Phase.TRAIN and (book := self._books.get(answer.unit.step)) is not None:
+            book.encoded(answer, occupancy)
 
     def trained(self, answer: PackTrained, num_bytes: int) -> None:
         """`num_bytes`: features that the pack got from the pool."""
-        book = self._books.get(answer.step)
-        if book is None or answer.phase is not Phase.TRAIN:
-            return
-        _add(book.starvation, answer.rank, answer.waited)
-        _add(book.consumer_seconds, answer.rank, answer.seconds)
-        book.pack_seconds[answer.slot, answer.rank] = answer.seconds
-        book.bytes_out += num_bytes
-        book.used(Role.CONSUMER, answer.rank, answer.pool)
+        if answer.phase is Phase.TRAIN and (book := self._books.get(answer.step)) is not None:
+            book.trained(answer, num_bytes)
 
     def returned(self, answer: UnitsReturned) -> None:
         """A producer has run backwards; all its units are of one step."""
-        book = self._books.get(answer.units[0].step)
-        if book is not None:
-            book.used(Role.PRODUCER, answer.producer, answer.pool)
-            _add(book.stall, answer.producer, answer.waited)
-            _add(book.producer_seconds, answer.producer, answer.seconds)
+        if (book := self._books.get(answer.units[0].step)) is not None:
+            book.returned(answer)
 
     def updated(
         self, step: Step, result: StepResult, lr: Mapping[Module, float], bad: Mapping[int, SkippedRow]
@@ -227,7 +174,8 @@ class Ledger:
         """Write what one step did; called once a step, in order. `of_plan`: what is to be said of the plan."""
         book = self._books.pop(index)
         start = time.thread_time()
-        metrics = self._metrics(book, updates, of_plan)
+        metrics = book.metrics(self.config, self.shape, self.plan, self._pace, updates)
+        metrics = replace(metrics, fleet=self.fleet, telemetry_seconds=self._telemetry_seconds, of_plan=of_plan)
         if self.config.run.trace_samples:
             for pack in book.step.packs:
                 ids = [sample.id for sample in pack.samples if sample.position not in book.bad]
@@ -311,63 +259,6 @@ class Ledger:
                 f"(packing.on_long_row); summary.json counts others like it"
             )
         self.totals.own_pack(row.id)
-
-    def _metrics(
-        self, book: StepBook, updates: Mapping[tuple[Role, int], UpdateReport], of_plan: Mapping[Metric, Any]
-    ) -> StepMetrics:
-        step, result = book.step, book.result
-        assert result is not None, f"step {step.index} is recorded before its update"
-        survivors = [sample for sample in step.samples if sample.position not in book.bad]
-        costs: dict[int, float] = {}
-        for pack in step.packs:
-            _add(costs, pack.rank, pack.cost)
-        whole = [pack for pack in step.packs if pack.cost and not any(s.position in book.bad for s in pack.samples)]
-        times = [(pack.cost, book.pack_seconds[pack.slot, pack.rank]) for pack in whole]
-        producers = range(len(self.plan.producers.leading))
-        waiting = Role.CONSUMER if self.config.trainable_encoder else None
-        return StepMetrics(
-            step=step.index,
-            epoch=step.epoch,
-            rows=len(survivors),
-            text_tokens=sum(sample.text_tokens for sample in survivors),
-            vision_tokens=sum(sample.vision_tokens for sample in survivors),
-            trained_tokens=result.trained_tokens,
-            loss=result.loss,
-            grad_norm=result.grad_norm,
-            module_norms={module: result.module_norm(module) for module in result.square_sums},
-            lr=book.lr,
-            seconds=book.seconds,
-            num_packs=len(step.packs),
-            capacity_tokens=len(step.packs) * self.config.packing.max_tokens,
-            starvation=book.starvation,
-            gradient_wait={rank: report.waited for (role, rank), report in updates.items() if role is waiting},
-            stall=book.stall,
-            producer_seconds={rank: book.producer_seconds.get(rank, 0.0) for rank in producers},
-            consumer_seconds=book.consumer_seconds,
-            predicted_costs=costs,
-            encode_costs={rank: book.encode_costs.get(rank, 0) for rank in producers},
-            cost_error=self._pace.error(book.choice, times),
-            pool_bytes_in=book.bytes_in,
-            pool_bytes_out=book.bytes_out,
-            pool_written=book.pool_written,
-            pool_read=book.pool_read,
-            pool_seconds=book.pool_seconds,
-            pool_pinned=book.pool_pinned,
-            pool_occupancy=book.occupancy,
-            max_memory_bytes=max(report.max_memory_bytes for report in updates.values()),
-            flops=step_flops(self.shape, survivors, self.config.frozen),
-            palm_flops=palm_flops(self.shape.text, [sample.tokens for sample in survivors]),
-            fleet=self.fleet,
-            eval_loss=book.eval_loss,
-            num_skipped=len(book.skipped) + len(book.bad),
-            telemetry_seconds=self._telemetry_seconds,
-            applied=result.applied,
-            of_plan=of_plan,
-        )
-
-
-def _add(sums: dict[int, Any], rank: int, value: float) -> None:
-    sums[rank] = sums.get(rank, 0) + value
 
 
 def skipped_text(totals: Totals) -> str:
