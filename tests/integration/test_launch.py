@@ -150,7 +150,7 @@ def test_a_broken_picture_ends_the_run_in_the_producer(rows: Any, tmp_path: Path
 def colocated_plan(tmp_path: Path) -> Path:
     """A plan file with everything in one process, as `flowtrain plan` writes it."""
     command = [sys.executable, "-m", "flowtrain.cli.main", "plan", str(EXAMPLES / "digits/digits.yaml")]
-    command += ["--device", "cpu", "--devices-per-node", "2", "--placement", "colocated"]
+    command += ["--device", "cpu", "--devices-per-node", "1", "--placement", "colocated"]
     subprocess.run([*command, "--out", str(tmp_path / "plan.yaml")], capture_output=True, timeout=60, check=True)
     return tmp_path / "plan.yaml"
 
