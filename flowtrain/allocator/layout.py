@@ -7,7 +7,7 @@ from flowtrain.plan import LETTERS, Layout, layout_of
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
-LAUNCHED = {Role.PRODUCER: "rt", Role.CONSUMER: "rftc"}
+LAUNCHED = {Role.PRODUCER: "rft", Role.CONSUMER: "rftc"}
 """Letters of the degrees that `flowtrain launch` runs; the others can be planned."""
 
 
@@ -50,7 +50,9 @@ def _problems(layout: Layout, role: Role, shape: ModelShape) -> list[str]:
         found.append(f"p{layout.pp} cuts {shape.text.layers} layers of the {name} into {layout.pp} stages: lower it")
     experts = shape.text.moe.experts if shape.text.moe else 0
     if role is Role.CONSUMER and layout.ep > 1:
-        if not experts or experts % layout.ep:
+        if not experts:
+            found.append(f"e{layout.ep} is for experts, and the {name} has 0: leave it out")
+        elif experts % layout.ep:
             found.append(f"e{layout.ep} divides {experts} experts of the {name} by {layout.ep}: choose a divisor")
         elif layout.dp_shard * layout.cp % layout.ep:
             found.append(

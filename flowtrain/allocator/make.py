@@ -27,7 +27,7 @@ from flowtrain.allocator.spare import with_spare
 from flowtrain.allocator.stats import DataStats
 from flowtrain.config.schema import Config, SideConfig
 from flowtrain.errors import PlanError
-from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan
+from flowtrain.plan import Layout, ModulePlan, Plan, RankPlan, layout_text
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
@@ -83,6 +83,7 @@ def make_plan(
         cpus=inventory.cpus,
         pool_bytes=sum(sum(of_side) for of_side in segment_bytes.values()),
     )
+    _check_replan(config, plan)
     plan = with_spare(config, plan)
     _check_cores(config, plan)
     _check_memory(config, plan, inventory)
@@ -183,6 +184,15 @@ def _homes(
         for role in (Role.CONSUMER, Role.PRODUCER)
     ]
     return place(needs, nodes)
+
+
+def _check_replan(config: Config, plan: Plan) -> None:
+    layout = plan.producers.layout
+    if config.allocation.replan != "off" and layout.world_size > layout.dp_replicate:
+        raise PlanError(
+            f"allocation.replan is {config.allocation.replan} and producers.layout {layout_text(layout)}: only copies "
+            f"of an encoder come and go; set allocation.replan: off, or producers.layout: r{layout.world_size}"
+        )
 
 
 def _check_cores(config: Config, plan: Plan) -> None:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -104,11 +103,6 @@ class ConsumerStage:
         self.updater.update(order)
         self._idle_since = time.perf_counter()
         return UpdateReport(order.step, peak_memory_bytes(), waited)
-
-    def save(self, folder: str) -> None:
-        """Write parameters and optimizer of this side; every rank takes part."""
-        if self.updater is not None:
-            self.updater.save(Path(folder) / "consumer")
 
     def close(self) -> None:
         self.pool.close()

@@ -21,6 +21,9 @@ from flowtrain.types import ImageMeta, SampleMeta
 
 __all__ = ["BadImage", "EncoderInputs"]
 
+BLANK_SIDE = 56
+"""Pixels: what processors ask for at least, and no more."""
+
 
 class EncoderInputs:
     """Loads the images of samples of one source.
@@ -70,6 +73,11 @@ class EncoderInputs:
                 f"{told.width}×{told.height}",
             )
         return picture
+
+    def blank(self) -> dict[str, torch.Tensor]:
+        """The same for a small picture of one grey, for a call of the encoder that nothing depends on."""
+        prepared, _ = prepare(self.measure.processor, [Image.new("RGB", (BLANK_SIDE, BLANK_SIDE), (127, 127, 127))])
+        return {name: value for name, value in prepared.items() if isinstance(value, torch.Tensor)}
 
     def _check(self, sample: SampleMeta, inputs: dict[str, torch.Tensor]) -> None:
         """The row takes the patches that its headers promised: packs and blocks in the pool were sized by them."""

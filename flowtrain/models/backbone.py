@@ -23,7 +23,7 @@ from flowtrain.config.schema import Config
 from flowtrain.models.attention import ImageBlocks
 from flowtrain.models.families import block_numbers, ordinary_ids, positions_of
 from flowtrain.models.features import encoder_outputs
-from flowtrain.models.half import Half, load_half
+from flowtrain.models.half import Half, Spread, load_half
 from flowtrain.models.playback import play
 from flowtrain.models.share import ALONE, Share
 from flowtrain.types import Cut, Module, Playback
@@ -63,19 +63,24 @@ class BackboneHalf(Half):
 
     @classmethod
     def load(
-        cls, model_dir: Path, weights_dir: Path, config: Config, device: torch.device, dtype: torch.dtype | str
+        cls,
+        model_dir: Path,
+        weights_dir: Path,
+        config: Config,
+        device: torch.device,
+        dtype: torch.dtype | str,
+        spread: Spread | None = None,
     ) -> BackboneHalf:
         """Read backbone parameters (and the projector's, where the cut is before it) from `weights_dir`.
 
-        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`.
+        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`. `spread`: over several processes.
 
         Raises:
             ConfigError: the folder cannot be used, or its family cannot be cut.
             PlanError: the attention kernel asked for cannot run here.
         """
         part = frozenset(Module) - config.producer_modules
-        model, family, table, compute_dtype = load_half(model_dir, weights_dir, config, part, device, dtype)
-        return cls(model, family, config.cut, part, table, device, compute_dtype)
+        return load_half(cls, model_dir, weights_dir, config, part, device, dtype, spread)
 
     def loss(self, samples: Sequence[PackSample], neighbours_visible: bool = False) -> tuple[torch.Tensor, int]:
         """Sum of the token losses and number of trained tokens of one pack.

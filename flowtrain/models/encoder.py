@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from flowtrain.config.schema import Config
-from flowtrain.models.features import accepted_inputs, encode_samples, projected
-from flowtrain.models.half import Half, load_half
+from flowtrain.models.features import accepted_inputs, can_share_call, encode_samples, projected
+from flowtrain.models.half import Half, Spread, load_half
 from flowtrain.models.playback import playback_of, record
 from flowtrain.types import Cut, Playback
 
@@ -33,33 +33,44 @@ class EncoderHalf(Half):
 
     @classmethod
     def load(
-        cls, model_dir: Path, weights_dir: Path, config: Config, device: torch.device, dtype: torch.dtype | str
+        cls,
+        model_dir: Path,
+        weights_dir: Path,
+        config: Config,
+        device: torch.device,
+        dtype: torch.dtype | str,
+        spread: Spread | None = None,
     ) -> EncoderHalf:
         """Read encoder parameters (and the projector's, where the cut is after it) from `weights_dir`.
 
-        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`.
+        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`. `spread`: over several processes.
 
         Raises:
             ConfigError: the folder cannot be used, or its family cannot be cut.
         """
         part = config.producer_modules
-        model, family, table, compute_dtype = load_half(model_dir, weights_dir, config, part, device, dtype)
-        return cls(model, family, config.cut, part, table, device, compute_dtype)
+        return load_half(cls, model_dir, weights_dir, config, part, device, dtype, spread)
 
-    def encode(self, inputs: Sequence[Mapping[str, torch.Tensor]]) -> list[tuple[torch.Tensor, ...]]:
+    def num_calls(self, inputs: Sequence[Mapping[str, torch.Tensor]]) -> int:
+        """Times that the encoder is called to encode these samples together."""
+        placed = [accepted_inputs(self.model, sample) for sample in inputs]
+        return min(len(inputs), 1) if len(inputs) < 2 or can_share_call(placed) else len(inputs)
+
+    def encode(
+        self, inputs: Sequence[Mapping[str, torch.Tensor]], alone: Sequence[Mapping[str, torch.Tensor]] = ()
+    ) -> list[tuple[torch.Tensor, ...]]:
         """Features of each sample, in the compute dtype, attached to the graph where gradients are enabled.
 
         (rows, width) each; before a projector that lies behind the encoder as many dims as the encoder's output has.
 
         Args:
             inputs: for each sample what the processor returns for all its images.
+            alone: the same of samples that have a call each; their features come last.
         """
-        if not inputs:
-            return []
-        placed = [self._placed(sample) for sample in inputs]
         with self.computing():
-            encoded = encode_samples(placed, self._encode)
-        assert len(encoded) == len(inputs)
+            encoded = encode_samples([self._placed(sample) for sample in inputs], self._encode) if inputs else []
+            encoded += [self._encode(self._placed(sample)) for sample in alone]
+        assert len(encoded) == len(inputs) + len(alone)
         return [tuple(feature.to(self.compute_dtype) for feature in features) for features in encoded]
 
     def playback(self, inputs: Mapping[str, torch.Tensor], features: Sequence[torch.Tensor]) -> Playback | None:

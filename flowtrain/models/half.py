@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import nn
@@ -22,10 +22,13 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.models import attention
 from flowtrain.models.families import Family, family_of
-from flowtrain.models.parts import build_on_meta, load_part, read_config, stored_buffers
+from flowtrain.models.parts import build_on_meta, load_part, read_config, read_whole, stored_buffers
 from flowtrain.models.playback import Parts, find_parts
 from flowtrain.models.table import module_of_name, module_of_parameters
+from flowtrain.models.weights import StoredTensor
 from flowtrain.types import Cut, Module
+
+H = TypeVar("H", bound="Half")
 
 
 class Half(nn.Module):
@@ -78,21 +81,38 @@ class Half(nn.Module):
         return nullcontext()
 
 
+class Spread(Protocol):
+    """How the parameters of a half are spread over several processes."""
+
+    def cut(self, half: Half) -> None:
+        """Turn parameters on meta into pieces on meta, in place, and install what gathers or combines them."""
+
+    def read(
+        self, name: str, empty: torch.Tensor, stored: StoredTensor, device: torch.device, dtype: torch.dtype
+    ) -> torch.Tensor:
+        """This process's piece of a parameter, of which no more than that is read."""
+
+    def filled(self, half: Half) -> None:
+        """Every parameter is there now."""
+
+
 def load_half(
+    kind: type[H],
     model_dir: Path,
     weights_dir: Path,
     config: Config,
     part: frozenset[Module],
     device: torch.device,
     dtype: torch.dtype | str,
-) -> tuple[Any, Family, dict[str, Module], torch.dtype]:
-    """Build and fill one half; returns the model, its family, the whole model's table and the compute dtype."""
+    spread: Spread | None,
+) -> H:
+    """Build and fill one half: all of its parameters, or, with `spread`, this process's pieces of them."""
     attention.register()
     parameter_dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype)
-    compute_dtype = torch_dtype(config.model.dtype)
     model_config = read_config(model_dir, config.model.trust_remote_code)
     family = family_of(model_config.model_type)
     text_config = model_config.get_text_config()
+    compute_dtype = torch_dtype(config.model.dtype)
     kernel = attention.choose_kernel(
         config.model.attention,
         attention.has_flash(device),
@@ -103,14 +123,21 @@ def load_half(
     kernels = _kernels(model_config, text_config, kernel)
     model = build_on_meta(model_config, config.model.trust_remote_code, kernels, parameter_dtype)
     table = module_of_parameters(model)
-    load_part(model, table, part, weights_dir, device, parameter_dtype)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(table[name] in part and table[name] not in config.frozen)
+    half = kind(model, family, config.cut, part, table, device, compute_dtype)
     if config.train.gradient_checkpointing:
         model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     _tell_device(model, device)
+    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    if spread is not None:
+        spread.cut(half)
+    read = read_whole if spread is None else spread.read
+    load_part(model, table, part, weights_dir, device, parameter_dtype, shapes, read)
+    if spread is not None:
+        spread.filled(half)
     model.train()
-    return model, family, table, compute_dtype
+    return half
 
 
 def torch_dtype(name: str) -> torch.dtype:

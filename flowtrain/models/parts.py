@@ -4,6 +4,8 @@
                                                              │ of this half only
     weights/*.safetensors ── read by name ───────────────────┴──▶ parameters on the device, in the parameter dtype
 
+A process that holds pieces of the parameters reads these alone: of a file no more bytes than it keeps.
+
 Invariants: a parameter of the other half stays on `meta`; every own parameter comes from the file, none is silently
 left as initialised; tied parameters are one tensor; buffers that no file holds (rotary frequencies) are computed as the
 plain model does.
@@ -11,7 +13,7 @@ plain model does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -86,6 +88,10 @@ def _one_line(error: BaseException) -> str:
     return shorten(str(error), 200, placeholder=" …")
 
 
+Read = Callable[[str, torch.Tensor, weights.StoredTensor, torch.device, torch.dtype], torch.Tensor]
+"""From a name, its empty parameter and the stored tensor to what this process holds, a tensor like the empty one."""
+
+
 def load_part(
     model: Any,
     table: dict[str, Module],
@@ -93,8 +99,12 @@ def load_part(
     folder: Path,
     device: torch.device,
     dtype: torch.dtype,
+    shapes: Mapping[str, tuple[int, ...]],
+    read: Read,
 ) -> None:
     """Fill the parameters of `part`, and all buffers, of a model built on meta; the rest stays on meta.
+
+    `shapes`: of the whole parameters; `read`: what this process holds of one, from its stored tensor.
 
     Raises:
         ConfigError: the folder lacks a tensor of this part, or holds it in another shape.
@@ -106,21 +116,25 @@ def load_part(
         if module in part:
             stored_as[name] = _stored_name(name, places[name], files, folder)
     names = {stored: name for name, stored in stored_as.items()}
-    for stored, tensor in weights.read_tensors(files, names):
+    for stored, tensor in weights.open_tensors(files, names):
         name = names[stored]
-        expected = model.get_parameter(name).shape
-        if tensor.shape != expected:
+        empty = model.get_parameter(name)
+        if tuple(tensor.get_shape()) != shapes[name]:
             raise ConfigError(
-                f"{files[stored]}: {stored} has shape {tuple(tensor.shape)}, config.json asks for {tuple(expected)}; "
-                "the weights belong to another model"
+                f"{files[stored]}: {stored} has shape {tuple(tensor.get_shape())}, config.json asks for "
+                f"{shapes[name]}; the weights belong to another model"
             )
-        parameter = nn.Parameter(tensor.to(device=device, dtype=dtype, copy=True))
+        held = nn.Parameter(read(name, empty, tensor, device, dtype), requires_grad=empty.requires_grad)
         for place in places[name]:
-            set_parameter(model, place, parameter)
-    for name, parameter in model.named_parameters():
-        if table[name] not in part:
-            parameter.requires_grad_(False)
+            set_parameter(model, place, held)
     _fill_buffers(model, files, device, dtype)
+
+
+def read_whole(
+    name: str, empty: torch.Tensor, stored: weights.StoredTensor, device: torch.device, dtype: torch.dtype
+) -> torch.Tensor:
+    """All of a stored tensor, in memory of its own."""
+    return stored[()].to(device=device, dtype=dtype, copy=True)
 
 
 def places_of(model: nn.Module) -> dict[str, list[str]]:

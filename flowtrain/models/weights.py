@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -18,6 +19,18 @@ from safetensors.torch import save_file
 
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.telemetry.files import sync, write_atomic
+
+
+class StoredTensor(Protocol):
+    """A tensor in a file; slices of it are read alone."""
+
+    def get_shape(self) -> list[int]: ...
+
+    def get_dtype(self) -> str:
+        """The name that safetensors has for it, such as `BF16`."""
+
+    def __getitem__(self, region: tuple[slice, ...]) -> torch.Tensor: ...
+
 
 SINGLE_NAME = "model.safetensors"
 INDEX_NAME = "model.safetensors.index.json"
@@ -70,13 +83,24 @@ def read_tensors(files: Mapping[str, Path], names: Iterable[str]) -> Iterator[tu
                 yield name, file.get_tensor(name)
 
 
-def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path) -> None:
-    """Write one safetensors file, whole or not at all; `PlanError` when the disk refuses."""
+def open_tensors(files: Mapping[str, Path], names: Iterable[str]) -> Iterator[tuple[str, StoredTensor]]:
+    """The named tensors, file by file, of which nothing is read before it is asked for."""
+    by_file: dict[Path, list[str]] = {}
+    for name in names:
+        by_file.setdefault(files[name], []).append(name)
+    for path, wanted in by_file.items():
+        with _open(path) as file:
+            for name in wanted:
+                yield name, file.get_slice(name)
+
+
+def write_tensors(tensors: Mapping[str, torch.Tensor], path: Path, notes: Mapping[str, str] | None = None) -> None:
+    """Write one safetensors file, whole or not at all, `notes` in its header; `PlanError` when the disk refuses."""
     aside = path.with_name(f"{path.name}.tmp")
     with _disk(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         on_host = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-        save_file(on_host, aside, metadata={"format": "pt"})
+        save_file(on_host, aside, metadata={"format": "pt", **(notes or {})})
         sync(aside)
         aside.replace(path)
         sync(path.parent)

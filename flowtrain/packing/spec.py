@@ -40,7 +40,8 @@ class CompositionSpec:
         lookahead: steps of rows among which a step is chosen.
         num_consumers: packs of a slot.
         num_producers: never enters packs or units; only who encodes a unit of a trainable encoder.
-        trainable_encoder: whether the producer of a unit is fixed here.
+        producer_shards: producers that run unit by unit together, because each holds a piece of the encoder.
+        trainable_encoder: whether the producer of a unit is fixed here; it is also where producers run together.
         max_unit_patches: most patches of one encoder call; a larger sample goes alone.
         max_pack_vision_bytes: most pool bytes of a pack, headers included.
         horizon: first position that does not exist; None: epochs without end.
@@ -74,11 +75,13 @@ class CompositionSpec:
     own_pack: bool = False
     max_wait_steps: int = 4
     pad_tokens: int = 1
+    producer_shards: int = 1
 
     def __post_init__(self) -> None:
         assert (self.step_samples is None) != (self.step_packs is None), "give one of step_samples and step_packs"
         assert min(self.num_rows, self.max_tokens, self.lookahead, self.num_consumers, self.num_producers) > 0, self
-        assert min(self.max_wait_steps, self.pad_tokens) > 0, self
+        assert min(self.max_wait_steps, self.pad_tokens, self.producer_shards) > 0, self
+        assert self.num_producers % self.producer_shards == 0, self
 
     @property
     def num_packs(self) -> int | None:

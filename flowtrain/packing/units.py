@@ -5,6 +5,9 @@
 2. Trainable encoder: each unit has its producer. Slot by slot, in the order of need, the dearest unit goes to the
    producer with the least predicted work so far (`deal`), which ends more evenly than dealing in order. A frozen
    encoder leaves the choice to the flow.
+3. Producers that share an encoder's parameters run unit by unit together: a slot's units are dealt in rounds of one for
+   each producer, frozen encoder or not, and those who have fewer than others of their group get zero-weight units,
+   without a sample, which the slot's first pack waits for.
 
 An encoder call keeps images and windows apart, so what shares a unit changes no feature.
 """
@@ -36,7 +39,8 @@ def build_packs(
     most = spec.max_unit_patches
     # A sample with images takes bytes of the pool, if only for a header; others take none.
     groups = [[group_loads(list(filter(VISION_BYTES, loads)), most) for loads in slot] for slot in ordered]
-    producers = deal(groups, spec.num_producers, cost.call) if spec.trainable_encoder else None
+    fixed_producers = spec.trainable_encoder or spec.producer_shards > 1
+    producers = deal(groups, spec.num_producers, cost.call, spec.producer_shards > 1) if fixed_producers else None
     padded, fixed = _padded(slots, spec), cost.fixed
     packs = []
     for number, (slot, loads_of, groups_of) in enumerate(zip(slots, ordered, groups, strict=True)):
@@ -54,6 +58,9 @@ def build_packs(
                         dealt[place] if dealt is not None else None,
                     )
                 )
+            if rank == 0 and producers is not None and spec.producer_shards > 1:
+                for producer in _short(producers[number], spec):
+                    units.append(EncodeUnit(UnitId(phase, index, number, rank, len(units)), (), 0, 0, producer))
             samples = tuple(map(SAMPLE, loads))
             total, encode = pack.cost + fixed if loads else 0, sum(map(ENCODE, loads))
             row.append(Pack(number, rank, samples, tuple(units), total, encode, padded[number][rank]))
@@ -89,8 +96,12 @@ def _cut(loads: Sequence[Load], most: int) -> list[Group]:
     return groups
 
 
-def deal(groups: Sequence[Sequence[Sequence[Group]]], num_producers: int, call: int) -> list[list[list[int]]]:
+def deal(
+    groups: Sequence[Sequence[Sequence[Group]]], num_producers: int, call: int, in_rounds: bool = False
+) -> list[list[list[int]]]:
     """Step 2: `result[slot][rank][unit]` is a producer; `call` is the fixed cost of an encoder call.
+
+    `in_rounds`: no producer gets another unit of a slot before every one has as many (step 3).
 
     >>> deal([[[[], []], [[]]]], 1, 0)
     [[[0, 0], [0]]]
@@ -105,11 +116,26 @@ def deal(groups: Sequence[Sequence[Sequence[Group]]], num_producers: int, call: 
             for place, part in enumerate(parts)
         ]
         units.sort()
-        for work, rank, place in units:
-            so_far, producer = least[0]
-            dealt[-1][rank][place] = producer
-            heapq.heapreplace(least, (so_far - work, producer))
+        for start in range(0, len(units), num_producers if in_rounds else 1):
+            chunk = units[start : start + (num_producers if in_rounds else 1)]
+            taken = [heapq.heappop(least) for _ in chunk]
+            for (work, rank, place), (so_far, producer) in zip(chunk, taken, strict=True):
+                dealt[-1][rank][place] = producer
+                heapq.heappush(least, (so_far - work, producer))
     return dealt
+
+
+def _short(dealt: Sequence[Sequence[int]], spec: CompositionSpec) -> list[int]:
+    """The producers that lack units of a slot to have as many as the others of their group, once for each."""
+    counts = [0] * spec.num_producers
+    for producer in chain.from_iterable(dealt):
+        counts[producer] += 1
+    short = []
+    for first in range(0, spec.num_producers, spec.producer_shards):
+        group = range(first, first + spec.producer_shards)
+        most = max(counts[producer] for producer in group)
+        short += [producer for producer in group for _ in range(most - counts[producer])]
+    return short
 
 
 def _padded(slots: Slots, spec: CompositionSpec) -> list[list[int]]:

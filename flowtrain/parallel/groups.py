@@ -1,7 +1,8 @@
 """The process groups of a side, as one rank sees them: one for each axis, one for the data-parallel ranks, one for all.
 
 Every rank makes every group, in the same order, because making one is itself a collective. Each has the run's time-out:
-torch would give them half an hour (C9).
+torch would give them half an hour (C9). The mesh's groups are NCCL's where parameters lie on GPUs; numbers that a step
+agrees on, and sums in rank order, go over gloo.
 """
 
 from __future__ import annotations
@@ -15,10 +16,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from flowtrain.parallel.mesh import AXES, DATA_AXES, PEER_AXES, SUMMED_AXES, Axis, coordinates, degrees, lines
+from flowtrain.parallel.mesh import AXES, DATA_AXES, PEER_AXES, SUMMED_AXES, coordinates, degrees, lines
+from flowtrain.parallel.pieces import Axes
 from flowtrain.plan import Layout
-
-Axes = tuple[Axis, ...]
 
 
 @dataclass(frozen=True)
@@ -58,27 +58,32 @@ def join_groups(layout: Layout, rank: int, device: torch.device, timeout_seconds
     """The groups of a side whose default group is up; the same call on every rank."""
     wide: Axes = tuple(axis for axis, degree in degrees(layout).items() if degree > 1)
     data: Axes = tuple(axis for axis in wide if axis in DATA_AXES)
+    timeout, on_gpu = timedelta(seconds=timeout_seconds), device.type == "cuda"
     by_axes = {}
     peers: Axes = tuple(axis for axis in wide if axis in PEER_AXES)
     summed = [tuple(axis for axis in wide if axis in SUMMED_AXES and axis != cut) for cut in (None, "dp_shard")]
     for axes in dict.fromkeys((*((axis,) for axis in wide), data, peers, *summed, wide)):
         if axes:
-            by_axes[axes] = _group(lines(layout, axes), rank, layout.world_size, timedelta(seconds=timeout_seconds))
-    needs_mesh = layout.world_size > layout.dp_replicate
-    return Groups(layout, rank, by_axes, _mesh(layout, wide, by_axes, device) if needs_mesh else None)
+            by_axes[axes] = _group(layout, axes, rank, timeout)
+    if layout.world_size == layout.dp_replicate:
+        return Groups(layout, rank, by_axes)
+    of_mesh = [_group(layout, (axis,), rank, timeout, "nccl") if on_gpu else by_axes[axis,] for axis in wide]
+    return Groups(layout, rank, by_axes, _mesh(layout, wide, of_mesh, device))
 
 
-def _group(sets: list[tuple[int, ...]], rank: int, world_size: int, timeout: timedelta) -> Any:
+def _group(layout: Layout, axes: Axes, rank: int, timeout: timedelta, backend: str | None = None) -> Any:
+    """The group of this rank over `axes`; `backend` None: that of the side's default group, which may be used again."""
     mine = None
-    for ranks in sets:
-        group = dist.group.WORLD if len(ranks) == world_size else dist.new_group(list(ranks), timeout=timeout)
+    for ranks in lines(layout, axes):
+        if backend is None and len(ranks) == layout.world_size:
+            group = dist.group.WORLD
+        else:
+            group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
         mine = group if rank in ranks else mine
     return mine
 
 
-def _mesh(layout: Layout, wide: Axes, by_axes: Mapping[Axes, Any], device: torch.device) -> DeviceMesh:
-    sizes = [degrees(layout)[axis] for axis in wide]
-    ranks = torch.arange(layout.world_size).view(sizes)
-    groups = [by_axes[axis,] for axis in wide]
+def _mesh(layout: Layout, wide: Axes, groups: list[Any], device: torch.device) -> DeviceMesh:
+    ranks = torch.arange(layout.world_size).view([degrees(layout)[axis] for axis in wide])
     group = groups[0] if len(groups) == 1 else groups
     return DeviceMesh.from_group(group, device.type, mesh=ranks if len(groups) > 1 else None, mesh_dim_names=wide)

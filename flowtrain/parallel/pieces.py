@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
@@ -10,6 +12,48 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from flowtrain.parallel.mesh import Axis
 
 Axes = tuple[Axis, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """A box in a tensor: where it begins and how far it goes, in each dim."""
+
+    offset: tuple[int, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        return tuple(slice(start, start + length) for start, length in zip(self.offset, self.shape, strict=True))
+
+    @property
+    def is_empty(self) -> bool:
+        return 0 in self.shape
+
+    def overlap(self, other: Region) -> Region:
+        """What both have in common; empty where that is nothing."""
+        starts = tuple(map(max, self.offset, other.offset))
+        mine, theirs = self._ends(), other._ends()
+        return Region(starts, tuple(max(0, min(ends) - s) for s, *ends in zip(starts, mine, theirs, strict=True)))
+
+    def within(self, outer: Region) -> Region:
+        """The same box, counted from the beginning of one around it."""
+        return Region(tuple(a - b for a, b in zip(self.offset, outer.offset, strict=True)), self.shape)
+
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(start + length for start, length in zip(self.offset, self.shape, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A box of a whole tensor, and where it lies in what a rank holds of it."""
+
+    whole: Region
+    own: Region
+
+    @classmethod
+    def number(cls) -> Box:
+        """Of a tensor without dims."""
+        return cls(Region((), ()), Region((), ()))
 
 
 def split_axes(tensor: torch.Tensor) -> Axes:
@@ -48,11 +92,9 @@ def like_parameter(piece: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor
     )  # fmt: skip
 
 
-def piece_of(whole: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """The part of a whole tensor that a rank holds of one that is cut as `parameter` is; a view."""
-    if not isinstance(parameter, DTensor) or whole.dim() == 0:
-        return whole
-    shape, offset = compute_local_shape_and_global_offset(whole.shape, parameter.device_mesh, parameter.placements)
-    for dim, (length, start) in enumerate(zip(shape, offset, strict=True)):
-        whole = whole.narrow(dim, start if length else 0, length)
-    return whole
+def region_of(tensor: torch.Tensor) -> Region:
+    """Where in the whole what this rank holds lies."""
+    if not isinstance(tensor, DTensor):
+        return Region((0,) * tensor.dim(), tuple(tensor.shape))
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return Region(tuple(offset), tuple(shape))

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from typing import Any
 
 import torch
 from torch import nn
@@ -33,8 +34,9 @@ from flowtrain.types import Cut, Module
 
 
 def shard(half: Half, mesh: DeviceMesh) -> None:
-    """Cut `half`, in place, over the ranks of a mesh of one dim; `half.forward_method` is a collective from then on."""
-    whole = {parameter for name, parameter in half.model.named_parameters() if name not in _cut_names(half)}
+    """Cut `half`, in place and on meta, over a mesh of one dim; `half.forward_method` is a collective from here on."""
+    cut = _cut_names(half)
+    whole = {parameter for name, parameter in half.model.named_parameters() if name not in cut}
     ways = {"mesh": mesh, "reshard_after_forward": True}
     for layers in _layer_lists(half):
         for layer in layers:
@@ -52,6 +54,19 @@ def shard(half: Half, mesh: DeviceMesh) -> None:
     register_fsdp_forward_method(half, half.forward_method)
     half.is_sharded = True
     _always_has_a_graph(half)
+
+
+def filled(half: Half) -> None:
+    """Tell FSDP, which keeps the memory of a piece, that it is another one now."""
+    for module in half.modules():
+        if isinstance(module, FSDPModule):
+            for param in _params(module):
+                param.reset_sharded_param()
+
+
+def _params(module: FSDPModule) -> list[Any]:
+    """FSDP's own records of the parameters in a module's unit."""
+    return [param for group in module._get_fsdp_state()._fsdp_param_groups for param in group.fsdp_params]
 
 
 def _cut_names(half: Half) -> frozenset[str]:
@@ -90,11 +105,9 @@ def _single_units(half: Half, whole: set[nn.Parameter]) -> Iterator[nn.Module]:
             yield module
 
 
-def _check_trains_together(module: nn.Module) -> None:
-    state = module._get_fsdp_state()  # type: ignore[operator]
-    for group in state._fsdp_param_groups:
-        kinds = {param.sharded_param.requires_grad for param in group.fsdp_params}
-        assert len(kinds) < 2, f"a unit of {type(module).__name__} has frozen and trainable parameters"
+def _check_trains_together(module: FSDPModule) -> None:
+    kinds = {param.sharded_param.requires_grad for param in _params(module)}
+    assert len(kinds) < 2, f"a unit of {type(module).__name__} has frozen and trainable parameters"
 
 
 def _always_has_a_graph(half: Half) -> None:

@@ -4,6 +4,9 @@
     BackwardOrder ──▶ read gradients from the blocks ──▶ backward, unit by unit ──▶ UnitsReturned
     ReduceOrder, UpdateOrder ──▶ `flowtrain.update`
 
+Where the encoder's parameters are cut over several producers, these encode rounds together: each of them calls the
+encoder as often as the one that must most often. What is lacking are calls on a blank picture, of zero gradients.
+
 Invariants: blocks are allocated in the order of the unit's samples, one for each, bad rows included (the controller's
 ring does the same); backwards run in the order of the order; between two updates every unit is encoded with the same
 parameters.
@@ -12,9 +15,8 @@ parameters.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -48,11 +50,15 @@ Features = tuple[torch.Tensor, ...]
 
 @dataclass(slots=True)
 class _Kept:
-    """What the backward of a unit needs: its graph (`keep`) or its inputs (`recompute`)."""
+    """What the backward of a unit needs: its graph (`keep`) or its inputs (`recompute`).
+
+    `blank`: calls on a blank picture; their features come last.
+    """
 
     refs: tuple[EmbeddingRef, ...]
     features: list[Features] | None
     inputs: list[Inputs]
+    blank: int
 
 
 @dataclass(slots=True)
@@ -60,8 +66,8 @@ class ProducerStage:
     """`rank` is the data-parallel rank, which may be several processes: `peers` is their group. All of them encode; the
     one that `leads` answers, puts features into the pool and hands their gradients to the others.
 
-    `updater` is None when nothing on this side trains; `sources` holds the images of each phase;
-    `span` marks what is done when.
+    `updater` is None when nothing on this side trains; `sources` holds the images of each phase; `span` marks what is
+    done when; `most(number)` is the largest over the producers that encode together.
     """
 
     rank: int
@@ -74,10 +80,12 @@ class ProducerStage:
     peers: Any = None
     leads: bool = True
     span: Span = no_span
+    most: Callable[[int], int] = int
     version: int = 0
     _kept: dict[UnitId, _Kept] = field(default_factory=dict)
     _stale: dict[str, torch.Tensor] | None = None
     _swapped: bool = False
+    _blank: Inputs | None = None
     _idle_since: float = field(default_factory=time.perf_counter)
 
     def encode(self, order: EncodeOrder) -> UnitEncoded:
@@ -93,13 +101,15 @@ class ProducerStage:
         if "images_swapped" in planted and not self._swapped:
             self._swapped = faults.swap_images([inputs[s.position] for s in unit.samples if s.position in inputs])
         good = [sample for sample in unit.samples if sample.position in inputs]
-        encoded = self._encode([inputs[s.position] for s in good], grad=order.keep_graph and self._keeps_graph)
-        by_position = dict(zip((s.position for s in good), encoded, strict=True))
+        given = [inputs[s.position] for s in good]
+        blank = self._lacking_calls(given)
+        encoded = self._encode(given, blank, grad=order.keep_graph and self._keeps_graph)
+        by_position = dict(zip((s.position for s in good), encoded[: len(good)], strict=True))
         with self.span("put"):
             refs = self._put(unit, by_position, inputs) if self.leads else ()
-        if order.keep_graph and encoded:
+        if order.keep_graph and (encoded or self.encoder.is_sharded):
             graph = encoded if self._keeps_graph else None
-            self._kept[unit.id] = _Kept(refs, graph, [] if graph else [inputs[s.position] for s in good])
+            self._kept[unit.id] = _Kept(refs, graph, [] if graph else given, blank)
         self._idle_since = time.perf_counter()
         return UnitEncoded(unit.id, self.rank, refs, tuple(bad), self._idle_since - start, waited, self.pool.use())
 
@@ -109,8 +119,10 @@ class ProducerStage:
         waited = start - self._idle_since
         for unit in order.units:
             kept = self._kept.pop(unit)
-            features = kept.features or self._encode(kept.inputs, grad=True)
-            gradients = self._gradients(kept.refs, features)
+            features = kept.features or self._encode(kept.inputs, kept.blank, grad=True)
+            num_own = len(features) - kept.blank
+            gradients = self._gradients(kept.refs, features[:num_own])
+            gradients += [[torch.zeros_like(f) for f in of_call] for of_call in features[num_own:]]
             planted = "image_gradient_dropped" in self.config.debug.faults and unit.step == 1 and unit.number == 0
             if planted and kept.refs:
                 faults.drop_image_gradient(kept.refs[0], gradients[0])
@@ -120,6 +132,8 @@ class ProducerStage:
                 for feature, gradient in zip(of_sample, grads, strict=True)
                 if feature.requires_grad
             ]
+            if not pairs:
+                continue
             with self.span("backward"):
                 torch.autograd.backward([f for f, _ in pairs], [g for _, g in pairs])
         self._idle_since = time.perf_counter()
@@ -140,11 +154,6 @@ class ProducerStage:
         self.version = order.step
         self._idle_since = time.perf_counter()
         return UpdateReport(order.step, peak_memory_bytes())
-
-    def save(self, folder: str) -> None:
-        """Write parameters and optimizer of this side; every rank takes part."""
-        if self.updater is not None:
-            self.updater.save(Path(folder) / "producer")
 
     def close(self) -> None:
         self._kept.clear()
@@ -168,11 +177,21 @@ class ProducerStage:
                 bad.append(SkippedRow(sample.position, sample.row, sample.id, error.reason, error.detail))
         return inputs, bad
 
-    def _encode(self, inputs: list[Inputs], grad: bool) -> list[Features]:
-        if not inputs:
+    def _lacking_calls(self, inputs: list[Inputs]) -> int:
+        """Calls of the encoder by which others that encode this round with us are ahead."""
+        if not self.encoder.is_sharded:
+            return 0
+        calls = self.encoder.num_calls(inputs)
+        return self.most(calls) - calls
+
+    def _encode(self, inputs: list[Inputs], blank: int, grad: bool) -> list[Features]:
+        """Features of these samples, then those of so many calls on a blank picture."""
+        if not inputs and not blank:
             return []
+        if blank and self._blank is None:
+            self._blank = self.sources[Phase.TRAIN].blank()
         with self.span("encode"), torch.set_grad_enabled(grad), faults.stale_parameters(self.encoder, self._stale):
-            return self.encoder.encode(inputs)
+            return self.encoder.encode(inputs, [self._blank] * blank if self._blank is not None else [])
 
     def _gradients(self, refs: Sequence[EmbeddingRef], features: list[Features]) -> list[list[torch.Tensor]]:
         """Those of each sample's features: from the pool, or from the peer that reads them there."""

@@ -78,7 +78,7 @@ class Controller:
     """Runs one training run over started, configured stages; see the page above.
 
     `compose_eval(index)` is the evaluation pass after update `index`; `data_order`: what the order of rows depends on;
-    `trace`: of the controller;
+    `trace`: of the controller; `restored_roles`: sides of the checkpoint gone on from, saved even if they do not train;
     `dump_to`: folder for gradients and parameters of every step (`flowtrain verify`).
     """
 
@@ -99,6 +99,7 @@ class Controller:
         peers: Peers,
         data_order: Mapping[str, Any],
         trace: ControllerTrace,
+        restored_roles: frozenset[Role] = frozenset(),
         dump_to: Path | None = None,
     ) -> None:
         self.config = config
@@ -116,7 +117,7 @@ class Controller:
         self.peers = peers
         self.data_order = data_order
         self.trace = trace
-        self.dump_to = dump_to
+        self.restored_roles, self.dump_to = restored_roles, dump_to
         self._ends: dict[StepKey, StepEnd] = {}
         self._updating: dict[int, StepEnd] = {}
         self._composed = schedule.first_step
@@ -370,7 +371,7 @@ class Controller:
 
     def _save(self, step: Step) -> None:
         """Send a save behind the update just sent; the folder is completed when it and the record are done."""
-        ranks = self.replan.ranks_at(step.index)
+        ranks = self.replan.ranks_at(step.index, self.restored_roles)
         folder = self.checkpoints.begin(step, ranks)
         for role, rank in sorted(ranks):
             self._submit(role, rank, "save", str(folder))
@@ -384,6 +385,7 @@ class Controller:
             "total_steps": self.schedule.total_steps,
             "producers": self.replan.producers_at(index + 1),
             "data": dict(self.data_order),
+            "freeze": sorted(self.config.train.freeze),
             "costs": self.costs.state(index),
         }
         self.checkpoints.recorded(index, state)

@@ -112,12 +112,13 @@ class Costs:
             self._fit.trained(answer.rank, samples, answer.seconds)
 
     def encoded(self, step: Step, answer: UnitEncoded) -> None:
-        if self._fit is not None and step.phase is Phase.TRAIN and not answer.bad:
-            self._fit.encoded(answer.producer, unit_of(step, answer.unit).samples, answer.seconds)
+        samples = unit_of(step, answer.unit).samples
+        if self._fit is not None and step.phase is Phase.TRAIN and samples and not answer.bad:
+            self._fit.encoded(answer.producer, samples, answer.seconds)
 
     def returned(self, step: Step, answer: UnitsReturned) -> None:
         if self._fit is not None:
-            units = [unit_of(step, unit).samples for unit in answer.units]
+            units = [samples for unit in answer.units if (samples := unit_of(step, unit).samples)]
             self._fit.returned(answer.producer, units, answer.seconds)
 
     # --- checkpoints --------------------------------------------------------------------------------------------------

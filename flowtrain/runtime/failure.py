@@ -7,11 +7,17 @@ failure the answers of a short grace period are collected, and the best story is
 from __future__ import annotations
 
 import time
-from typing import NamedTuple
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
 
 from flowtrain.errors import FlowTrainError, LostProcessError, PeerError
+from flowtrain.plan import layout_text
 from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.types import Role
+
+if TYPE_CHECKING:
+    from flowtrain.parallel.groups import Groups
 
 GRACE_SECONDS = 3.0
 
@@ -47,3 +53,19 @@ def _rank(failure: Failure) -> int:
     if isinstance(error, PeerError):
         return 3
     return 1 if isinstance(error, FlowTrainError) else 2
+
+
+@contextmanager
+def telling_peers(groups: Groups | None, role: Role, method: str) -> Iterator[None]:
+    """A collective inside a forward or backward that fails does so because of another rank, and says so."""
+    try:
+        yield
+    except RuntimeError as error:
+        alone = groups is None or groups.mesh is None
+        if alone or not ("gloo" in str(error) or "nccl" in str(error).lower()):
+            raise
+        assert groups is not None
+        raise PeerError(
+            f"{role} {groups.rank}: a collective of the {layout_text(groups.layout)} ranks of its side failed in "
+            f"{method}: another rank is gone or late ({str(error).splitlines()[0]})"
+        ) from error

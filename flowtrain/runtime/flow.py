@@ -6,15 +6,15 @@
 
 | waits | for | woken by |
 |---|---|---|
-| a unit | room; the update before it (trainable encoder); the exchange | `trained`, `returned`, `update_sent` |
+| a round | room; the update before it (trainable encoder); the exchange | `trained`, `returned`, `update_sent` |
 | a pack | all its units; the packs of its rank before it | `encoded` |
-| a backward | the pack that uses the unit; the units before it on that producer | `trained` |
+| a backward | the packs that use the round's units; the rounds before it in that group | `trained` |
 | a reduce | all orders of the step to that rank being sent | any of the above |
 | everything of a held step | another number of producers (`hold`, `drained`, `resize`) | `resize` |
 
 Invariants: orders to one rank are executed in the order in which they are sent; a rank has at most `DEPTH` orders of
 each kind in flight; a unit is reserved in the order of need and never past one that does not fit; every block reserved
-is released once.
+is released once; orders of a round (`rounds.py`) are sent at once, so a whole group has the same order of rounds.
 """
 
 from __future__ import annotations
@@ -34,8 +34,9 @@ from flowtrain.messages import (
 from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.exchange import EXCHANGES, Exchange, check_room
-from flowtrain.runtime.flow_state import PackState, StepKey, StepState
-from flowtrain.types import Address, EncodeUnit, Phase, Role, SampleMeta, SkippedRow, Step, UnitId
+from flowtrain.runtime.flow_state import PackState, StepKey, StepState, busy_text, expired_text, missing_text
+from flowtrain.runtime.rounds import Round, ranks_of, rounds_of
+from flowtrain.types import Address, Phase, Role, SampleMeta, SkippedRow, Step, UnitId
 
 DEPTH = 2
 """Orders in flight to one rank: one running and one waiting hides the round trip of a call."""
@@ -48,7 +49,7 @@ Order = EncodeOrder | PackOrder | BackwardOrder | ReduceOrder
 
 class Flow:
     """See the page above. `payload_bytes(sample)`: size of a sample's block; `directory` mirrors the segments;
-    `owners`: the pool's owner id of each producer, its rank where nothing is said."""
+    `owners`: the pool's owner id of each producer, its rank where nothing is said; `shards`: producers of a group."""
 
     def __init__(
         self,
@@ -62,7 +63,9 @@ class Flow:
         payload_bytes: Callable[[SampleMeta], int],
         version: int = 0,
         owners: Sequence[int] | None = None,
+        shards: int = 1,
     ) -> None:
+        self.shards = shards
         self.directory = directory
         self.num_producers = num_producers
         self.num_consumers = num_consumers
@@ -74,12 +77,12 @@ class Flow:
         self.owners = tuple(owners) if owners is not None else tuple(range(num_producers))
         self._held_from: int | None = None
         self._steps: dict[StepKey, StepState] = {}
-        self._units: deque[tuple[StepKey, EncodeUnit]] = deque()
+        self._rounds: deque[Round] = deque()
         self._packs: list[deque[PackState]] = [deque() for _ in range(num_consumers)]
         self._pack_of_unit: dict[UnitId, PackState] = {}
         self._pack_in_flight: dict[tuple[StepKey, int, int], PackState] = {}
         self._owner: dict[UnitId, int] = {}
-        self._to_return: list[deque[UnitId]] = [deque() for _ in range(num_producers)]
+        self._to_return: list[deque[tuple[UnitId, ...]]] = [deque() for _ in range(num_producers // shards)]
         self._returnable: set[UnitId] = set()
         self._encodes_in_flight = [0] * num_producers
         self._backwards_in_flight = [0] * num_producers
@@ -100,8 +103,8 @@ class Flow:
             state = PackState(pack, key, {unit.id for unit in pack.units})
             self._packs[pack.rank].append(state)
             for unit in pack.units:
-                self._units.append((key, unit))
                 self._pack_of_unit[unit.id] = state
+        self._rounds.extend(rounds_of(step, self.num_producers, self.shards))
 
     def encoded(self, answer: UnitEncoded) -> None:
         state = self._pack_of_unit[answer.unit]
@@ -124,12 +127,12 @@ class Flow:
         returning = self._returns_gradients(key)
         for unit in state.pack.units:
             refs = [state.refs[s.position] for s in unit.samples if s.position in state.refs]
-            if returning and refs:
+            if returning and (refs or self.shards > 1):
                 self.directory.gradient_written(refs, (Role.CONSUMER, answer.rank))
                 self._returnable.add(unit.id)
             else:
                 if returning:
-                    self._to_return[self._owner[unit.id]].remove(unit.id)
+                    self._to_return[self._owner[unit.id]].remove((unit.id,))
                 self._release(key, unit.id)
         return sum(ref.bytes for ref in state.refs.values())
 
@@ -149,13 +152,7 @@ class Flow:
 
     def lost(self, role: Role, rank: int) -> str | None:
         """A process died: its leases expire. What that leaves in the pool, in words; None when it had none."""
-        readable, lost = self.directory.expire((role, rank))
-        if not readable and not lost:
-            return None
-        return (
-            f"{role} {rank} had leased blocks of the pool: features of {len(readable)} samples can be read by others, "
-            f"{len(lost)} may hold half a gradient"
-        )
+        return expired_text(role, rank, self.directory.expire((role, rank)))
 
     def forget(self, key: StepKey) -> Step:
         """Drop a finished step; returns it."""
@@ -169,7 +166,7 @@ class Flow:
     @property
     def units_waiting(self) -> bool:
         """Whether a unit has not been sent yet: its producer is busy, or the pool has no room."""
-        return bool(self._units)
+        return bool(self._rounds)
 
     def begun(self, key: StepKey) -> bool:
         """Whether any order of the step has been sent."""
@@ -208,6 +205,7 @@ class Flow:
         """Go on with the producers of these owner ids; the directory has their segments, and no others'."""
         assert self.drained, f"producers change while work is under way: {self.waiting()}"
         assert not any(self._to_return), "a gradient has not been returned"
+        assert self.shards == 1, "producers that share an encoder's parameters do not come and go"
         self.owners = tuple(owners)
         self.num_producers = num_producers = len(self.owners)
         self._to_return = [deque() for _ in range(num_producers)]
@@ -252,58 +250,63 @@ class Flow:
         for rank, frees in enumerate(self._frees):
             frees.extend(self.directory.frees(self.owners[rank]))
         blocked: set[int] = set()
-        kept: list[tuple[StepKey, EncodeUnit]] = []
-        while self._units and len(blocked) < self.num_producers:
-            key, unit = self._units[0]
-            if not self._may_encode(key) or self._waits_for_backbone(key, unit):
+        kept: list[Round] = []
+        while self._rounds and len(blocked) < len(self._to_return):
+            round_ = self._rounds[0]
+            if not self._may_encode(round_.key) or self._waits_for_backbone(round_):
                 break
-            sizes = [self.payload_bytes(sample) for sample in unit.samples]
-            owner = self._choose_owner(unit, sizes, blocked)
-            if owner is None:
-                if unit.producer is None:
+            sizes = [[self.payload_bytes(sample) for sample in unit.samples] for unit in round_.units]
+            group = self._choose_group(round_, sizes, blocked)
+            if group is None:
+                if round_.group is None:
                     break  # the oldest unit fits nowhere: nothing may pass it
-                blocked.add(unit.producer)
-                kept.append(self._units.popleft())
+                blocked.add(round_.group)
+                kept.append(self._rounds.popleft())
                 continue
-            self._units.popleft()
-            reserved = self.directory.reserve(self.owners[owner], unit.id, sizes)
-            assert reserved, "room was checked before"
-            free = tuple(self._frees[owner])
-            self._frees[owner].clear()
-            self._owner[unit.id] = owner
-            self._encodes_in_flight[owner] += 1
-            self._steps[key].begun = True
-            keep_graph = self._returns_gradients(key)
+            self._rounds.popleft()
+            self._steps[round_.key].begun = True
+            keep_graph = self._returns_gradients(round_.key)
             if keep_graph:
-                self._to_return[owner].append(unit.id)
-            yield Role.PRODUCER, owner, EncodeOrder(unit, self.version, keep_graph, free)
-        self._units.extendleft(reversed(kept))
+                self._to_return[group].append(tuple(unit.id for unit in round_.units))
+            for rank, unit, of_unit in zip(ranks_of(group, self.shards), round_.units, sizes, strict=True):
+                reserved = self.directory.reserve(self.owners[rank], unit.id, of_unit)
+                assert reserved, "room was checked before"
+                free, self._frees[rank] = tuple(self._frees[rank]), []
+                self._owner[unit.id] = rank
+                self._encodes_in_flight[rank] += 1
+                yield Role.PRODUCER, rank, EncodeOrder(unit, self.version, keep_graph, free)
+        self._rounds.extendleft(reversed(kept))
 
-    def _choose_owner(self, unit: EncodeUnit, sizes: list[int], blocked: set[int]) -> int | None:
-        """The fixed producer, or the one with the fewest orders in flight; None when it must wait."""
-        candidates = [unit.producer] if unit.producer is not None else list(range(self.num_producers))
-        free = [
-            rank
-            for rank in candidates
-            if rank not in blocked
-            and self._encodes_in_flight[rank] < DEPTH
-            and self.directory.room(self.owners[rank], sizes)
-        ]
-        return min(free, key=lambda rank: (self._encodes_in_flight[rank], rank), default=None)
+    def _choose_group(self, round_: Round, sizes: list[list[int]], blocked: set[int]) -> int | None:
+        """The fixed group, or the one with the fewest orders in flight; None when the round must wait."""
+        busy = self._encodes_in_flight
+
+        def fits(group: int) -> bool:
+            owners = [self.owners[rank] for rank in ranks_of(group, self.shards)]
+            return all(self.directory.room(owner, of_unit) for owner, of_unit in zip(owners, sizes, strict=True))
+
+        candidates = {round_.group} if round_.group is not None else set(range(len(self._to_return)))
+        free = [group for group in candidates - blocked if self._busy(group, busy) < DEPTH and fits(group)]
+        return min(free, key=lambda group: (self._busy(group, busy), group), default=None)
+
+    def _busy(self, group: int, in_flight: Sequence[int]) -> int:
+        """Orders in flight to that rank of the group which has most."""
+        return max(in_flight[rank] for rank in ranks_of(group, self.shards))
 
     def _backward_orders(self, only_if_encoded_enough: bool = True) -> Iterator[tuple[Role, int, Order]]:
         if only_if_encoded_enough and self._ready_packs() < READY_AHEAD * self.num_consumers:
             return
-        for rank, waiting in enumerate(self._to_return):
-            if self._backwards_in_flight[rank] + self._encodes_in_flight[rank] >= DEPTH:
+        for group, waiting in enumerate(self._to_return):
+            if self._busy(group, self._backwards_in_flight) + self._busy(group, self._encodes_in_flight) >= DEPTH:
                 continue
-            units: list[UnitId] = []
-            while waiting and waiting[0] in self._returnable and not self._waits_to_return(waiting[0]):
-                units.append(waiting.popleft())
-            if units:
-                self._returnable.difference_update(units)
-                self._backwards_in_flight[rank] += 1
-                yield Role.PRODUCER, rank, BackwardOrder(tuple(units))
+            rounds: list[tuple[UnitId, ...]] = []
+            while waiting and self._returnable.issuperset(waiting[0]) and not self._waits_to_return(waiting[0][0]):
+                rounds.append(waiting.popleft())
+            if rounds:
+                for rank, units in zip(ranks_of(group, self.shards), zip(*rounds, strict=True), strict=True):
+                    self._returnable.difference_update(units)
+                    self._backwards_in_flight[rank] += 1
+                    yield Role.PRODUCER, rank, BackwardOrder(units)
 
     def _reduce_orders(self) -> Iterator[tuple[Role, int, Order]]:
         key = self._current_train_step()
@@ -317,7 +320,8 @@ class Flow:
         if state.packs_left:
             return
         for rank in range(self.num_producers):
-            unsent = any(self._pack_of_unit[unit].key == key for unit in self._to_return[rank])
+            waiting = self._to_return[rank // self.shards]
+            unsent = any(self._pack_of_unit[unit].key == key for units in waiting for unit in units)
             if not unsent:
                 yield from self._reduce_once(state, Role.PRODUCER, rank)
 
@@ -352,14 +356,15 @@ class Flow:
         """Packs of the step wait until all of it is encoded."""
         return self.exchange.whole_steps and self._steps[key].units_to_encode > 0
 
-    def _waits_for_backbone(self, key: StepKey, unit: EncodeUnit) -> bool:
-        """The unit waits: the exchange lets no encoder run so far ahead of the packs."""
+    def _waits_for_backbone(self, round_: Round) -> bool:
+        """The round waits: the exchange lets no encoder run so far ahead of the packs."""
+        key = round_.key
         if not self.exchange.within_step:
             return False
         if key != next(iter(self._steps)) or not self._may_run(key):
             return True
         ahead = self.exchange.slots_ahead
-        return ahead is not None and unit.id.slot > self._first_open_slot(key) + ahead
+        return ahead is not None and round_.units[0].id.slot > self._first_open_slot(key) + ahead
 
     def _waits_to_return(self, unit: UnitId) -> bool:
         """Gradients of the step wait until all its packs are done."""
@@ -367,9 +372,8 @@ class Flow:
 
     def _first_open_slot(self, key: StepKey) -> int:
         """The first slot of which a pack is not done."""
-        waiting = (state.pack.slot for packs in self._packs for state in packs if state.key == key)
         running = (slot for of, slot, _ in self._pack_in_flight if of == key)
-        return min((*waiting, *running), default=0)
+        return min((*(s.pack.slot for packs in self._packs for s in packs if s.key == key), *running), default=0)
 
     def _is_held(self, key: StepKey) -> bool:
         return self._held_from is not None and key[1] >= self._held_from
@@ -384,18 +388,12 @@ class Flow:
     def waiting(self) -> str:
         """Who waits for whom, for the message of a time-out."""
         parts = []
-        if self._units:
-            key, unit = self._units[0]
+        if self._rounds:
+            key, unit = self._rounds[0].key, self._rounds[0].units[0]
             why = "room in the pool" if self._may_encode(key) else f"the update of step {key[1] - 1}"
             where = f"{unit.id.phase} step {unit.id.step}, slot {unit.id.slot}, rank {unit.id.rank}"
             parts.append(f"unit {unit.id.number} of {where} waits for {why}")
-        for rank, packs in enumerate(self._packs):
-            if packs and packs[0].missing:
-                owners = sorted({self._owner[unit] for unit in packs[0].missing if unit in self._owner})
-                whose = f"of producer {', '.join(map(str, owners))}" if owners else "not yet sent to a producer"
-                parts.append(f"consumer {rank} waits for units {whose}")
-        busy = [f"producer {r}" for r, n in enumerate(self._encodes_in_flight) if n]
-        busy += [f"producer {r} (backward)" for r, n in enumerate(self._backwards_in_flight) if n]
-        busy += [f"consumer {r}" for r, n in enumerate(self._packs_in_flight) if n]
-        parts.append("in flight: " + (", ".join(busy) or "nothing"))
-        return "; ".join(parts)
+        parts += [missing_text(rank, packs[0], self._owner) for rank, packs in enumerate(self._packs) if packs]
+        encodes, backwards = self._encodes_in_flight, self._backwards_in_flight
+        in_flight = {"producer": encodes, "producer (backward)": backwards, "consumer": self._packs_in_flight}
+        return "; ".join((*filter(None, parts), busy_text(in_flight)))

@@ -196,11 +196,11 @@ class Replan:
         changes = [change for change in (self._next, *self._ahead) if change is not None and change.step <= step]
         return changes[-1].producers if changes else self.num_producers
 
-    def ranks_at(self, step: int) -> frozenset[Rank]:
-        """The ranks that reduce and update at the end of `step`."""
+    def ranks_at(self, step: int, others: frozenset[Role] = frozenset()) -> frozenset[Rank]:
+        """The ranks that reduce and update at the end of `step`, and those of other sides."""
         peers = len(self.plan.producers.ranks) // len(self.plan.producers.leading)
         sides = {Role.PRODUCER: self.producers_at(step) * peers, Role.CONSUMER: len(self.plan.consumers.ranks)}
-        return frozenset((role, rank) for role in self.reduced_roles for rank in range(sides[role]))
+        return frozenset((role, rank) for role in self.reduced_roles | others for rank in range(sides[role]))
 
     def due(self, caller: Caller, composed: int, updating: bool) -> bool:
         """Whether a change can be carried out now; decides on one that has become possible. `composed`: so many steps

@@ -48,7 +48,7 @@ from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.sinks import OPENERS, Opener, open_sinks
 from flowtrain.types import Module, Role, SampleMeta
-from flowtrain.update.schedule import horizon_note
+from flowtrain.update.schedule import resume_notes
 
 if TYPE_CHECKING:
     from flowtrain.runtime.cluster import Cluster
@@ -138,7 +138,7 @@ def execute(
         ledger = Ledger(config, shape, plan, files, state, total, sinks)
         trace = stack.enter_context(ControllerTrace(run_dir if config.run.trace else None))
         try:
-            if state and (note := horizon_note(config.train, state["step"], state["total_steps"], total)):
+            for note in resume_notes(config.train, state, total) if state else ():
                 ledger.line(note)
             warnings = plan_warnings(config, plan, inventory) + transport_warnings(config, plan)
             for warning in (*warnings, *limit_warnings(plan, limits)):
@@ -260,6 +260,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         lookahead=config.packing.lookahead,
         num_consumers=inputs.plan.consumers.layout.dp_degree,
         num_producers=len(inputs.plan.producers.leading),
+        producer_shards=inputs.plan.producers.layout.dp_shard,
         trainable_encoder=config.trainable_encoder,
         max_unit_patches=config.producers.max_unit_patches,
         max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
@@ -329,6 +330,7 @@ def _controller(
         Directory({owner: rank.segment_bytes for owner, rank in zip(owners, producers, strict=True)}, journal),
         num_producers=len(producers),
         owners=owners,
+        shards=plan.producers.layout.dp_shard,
         num_consumers=plan.consumers.layout.dp_degree,
         trainable_encoder=config.trainable_encoder,
         exchange=EXCHANGES[config.exchange],
@@ -352,6 +354,7 @@ def _controller(
         Peers({Role.PRODUCER: plan.producers.layout, Role.CONSUMER: plan.consumers.layout}),
         inputs.data_order,
         trace,
+        frozenset(role for role in Role if inputs.resume is not None and (inputs.resume / str(role)).is_dir()),
         inputs.run_dir / "verify" if dump else None,
     )
 

@@ -9,12 +9,13 @@
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
 | `configure` | all | builds the stage, once its segment is made |
 | `attach`, `detach` | consumer | opens the producers' segments; lets go of those of producers that have left |
-| `hand_over` | rank 0 of a side | its parameters and optimizer, as in a checkpoint, for ranks that join |
 | `regroup` | all of a side that stay | leaves the collectives of the side for those of another number of ranks |
 | `clock`, `flush_trace` | all | its monotonic clock; what its trace still holds, to the file |
 | `sample_text` | reader | one row as the model reads it, for the start-up table |
 | `restore` | all | parameters and optimizer from a checkpoint |
-| `read`, `encode`, `backward`, `train`, `reduce`, `update`, `save` | by role | the stage's own methods |
+| `save` | all of a side | what each is the first to hold of its parameters and optimizer |
+| `hand_over` | rank 0 of a side | the same, for ranks that join |
+| `read`, `encode`, `backward`, `train`, `reduce`, `update` | by role | the stage's own methods |
 | `export` | all of a side | its tensors into the export folder, written by the first |
 | `finish_export` | consumer 0 | the parts joined into one Hugging Face folder |
 """
@@ -22,7 +23,6 @@
 from __future__ import annotations
 
 import importlib
-import os
 import shutil
 import socket
 import time
@@ -36,13 +36,14 @@ from typing import TYPE_CHECKING, Any
 
 from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
-from flowtrain.errors import PeerError, PlanError
+from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
 from flowtrain.pool.pages import HugePages
 from flowtrain.pool.private import make_segment
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.runtime.executor import StageSpec
-from flowtrain.runtime.nodes import LOOPBACK, Sight, interface_of, look
+from flowtrain.runtime.failure import telling_peers
+from flowtrain.runtime.nodes import LOOPBACK, Sight, look
 from flowtrain.telemetry.mfu import Peak
 from flowtrain.telemetry.spans import Spans, no_span
 from flowtrain.telemetry.tables import ParameterRow
@@ -50,6 +51,7 @@ from flowtrain.telemetry.trace import Trace
 from flowtrain.types import Phase, Role
 
 if TYPE_CHECKING:
+    from flowtrain.models.half import Half
     from flowtrain.parallel.groups import Groups
     from flowtrain.parallel.holding import Holding
 
@@ -95,7 +97,7 @@ class StageSlot:
         if self.spans is None or method not in SPANNED:
             value = target(*args, *payloads)
         else:
-            with self.spans.order(method):
+            with self.spans.order(method), telling_peers(self._holding and self._holding.groups, self.role, method):
                 value = target(*args, *payloads)
         return value if method == "read" else (value, None)
 
@@ -204,8 +206,25 @@ class StageSlot:
     def _attach(self, handles: Mapping[int, SegmentHandle]) -> None:
         self.stage.pool.attach(handles)
 
-    def _hand_over(self, folder: str) -> None:
-        self.stage.save(folder)
+    def _save(self, folder: str) -> None:
+        """What this rank is the first to hold of its side's state; one that does not train has parameters only."""
+        from flowtrain.update.storage import SavedState, save_parameters, write_state
+
+        assert self._holding is not None, "a stage is saved once it is built"
+        side = Path(folder) / str(self.role)
+        if self.stage.updater is not None:
+            self.stage.updater.save(side)
+            return
+        save_parameters(side, self._half.parameters_by_name(), self._holding, 0)
+        if self._holding.groups.rank == 0:
+            write_state(side, SavedState(0, self.stage.config.train.freeze, ()))
+
+    _hand_over = _save
+
+    @property
+    def _half(self) -> Half:
+        half: Half = self.stage.encoder if self.role is Role.PRODUCER else self.stage.backbone
+        return half
 
     def _detach(self, owners: Sequence[int]) -> None:
         self.stage.pool.detach(owners)
@@ -224,20 +243,24 @@ class StageSlot:
             self.stage.updater.regroup(groups)
 
     def _restore(self, folder: str, version: int) -> None:
-        """Continue from a checkpoint; a side that does not train has nothing in it."""
+        """Continue from a checkpoint, of which this side may have written nothing."""
+        from flowtrain.update.storage import load_parameters
+
+        folders = [side for role in Role if (side := Path(folder) / str(role)).is_dir()]
         if self.role is Role.PRODUCER:
             self.stage.version = version
         if self.stage.updater is not None:
-            self.stage.updater.load(Path(folder) / str(self.role))
+            self.stage.updater.load(folders)
+        else:
+            assert self._holding is not None
+            load_parameters(folders, self._half.parameters_by_name(), self._holding)
 
     def _export(self, folder: str) -> None:
         from flowtrain.models.export import write_part
 
-        half = self.stage.encoder if self.role is Role.PRODUCER else self.stage.backbone
-        assert self._spec is not None
-        assert self._holding is not None
-        tensors = {name: self._holding.whole(name, tensor) for name, tensor in half.tensors_by_name().items()}
-        if self._spec.rank_plan.rank == 0:
+        assert self._holding is not None, "a stage is exported once it is built"
+        tensors = self._holding.gathered(self._half.tensors_by_name())
+        if self._holding.groups.rank == 0:
             write_part(tensors, Path(folder), str(self.role))
 
     def _finish_export(self, aside: str, final: str) -> None:
@@ -259,29 +282,11 @@ class StageSlot:
     # --- building -----------------------------------------------------------------------------------------------------
 
     def _join(self, spec: StageSpec, config: Config, store: Any) -> Groups:
-        """The process groups of the side; `store`: the rendezvous, where this process has opened it."""
-        import torch
-        import torch.distributed as dist
+        from flowtrain.runtime.join import join_side
 
-        from flowtrain.parallel.groups import Groups, join_groups
-
-        rank, layout = spec.rank_plan.rank, spec.layout
-        if spec.store is None:
-            return Groups(Layout(), 0)
-        host, port = spec.store
-        timeout = timedelta(seconds=config.run.timeout_seconds)
-        os.environ["GLOO_SOCKET_IFNAME"] = interface_of(LOOPBACK if host == LOOPBACK else self.address)
-        try:
-            if store is None:
-                store = dist.TCPStore(host, port, layout.world_size, is_master=False, timeout=timeout)
-            dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world_size, timeout=timeout)
-            self._joined = True
-            return join_groups(layout, rank, torch.device(spec.rank_plan.device), config.run.timeout_seconds)
-        except RuntimeError as error:
-            raise PeerError(
-                f"{spec.rank_plan.role} {rank} could not join the {layout.world_size} ranks of its side at"
-                f" {host}:{port}: {error}"
-            ) from error
+        groups = join_side(spec, config.run.timeout_seconds, store, self.address)
+        self._joined = spec.store is not None
+        return groups
 
     def _producer(self, spec: StageSpec, config: Config, device: Any, groups: Groups) -> StageReport:
         from flowtrain.data.images import EncoderInputs
@@ -290,9 +295,9 @@ class StageSlot:
         from flowtrain.models.encoder import EncoderHalf
         from flowtrain.parallel.mesh import PEER_AXES, dp_rank
         from flowtrain.producer.stage import ProducerStage
+        from flowtrain.update.collectives import Collectives
 
-        encoder = EncoderHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
-        self._holding = self._cut(encoder, groups, config)
+        encoder = self._load_half(EncoderHalf, spec, config, device, groups)
         measure = open_measure(config)
         paths = {Phase.TRAIN: config.data.train, Phase.EVAL: config.data.eval}
         sources = {
@@ -302,7 +307,7 @@ class StageSlot:
         }
         pool = self._pool(config, spec)
         self.stage = ProducerStage(
-            dp_rank(groups.layout, groups.rank),
+            dp_rank(spec.layout, spec.rank_plan.rank),
             config,
             encoder,
             pool,
@@ -312,6 +317,7 @@ class StageSlot:
             groups.over(PEER_AXES),
             groups.leads,
             self._span,
+            Collectives(groups.over(("dp_shard",)), f"producer {groups.rank}", config.run.timeout_seconds).most,
         )
         return self._report(spec, config, encoder, pool.handle())
 
@@ -321,8 +327,7 @@ class StageSlot:
         from flowtrain.models.leak import check_packing
         from flowtrain.parallel.mesh import PEER_AXES, dp_rank
 
-        backbone = BackboneHalf.load(config.model.path, Path(spec.weights_dir), config, device, config.parameter_dtype)
-        self._holding = self._cut(backbone, groups, config)
+        backbone = self._load_half(BackboneHalf, spec, config, device, groups)
         if check_packing(backbone) == "one-by-one" and backbone.is_sharded:
             raise PlanError(
                 f"consumers.layout: samples of {type(backbone.model).__name__} go through the backbone one by one, and "
@@ -332,7 +337,7 @@ class StageSlot:
         pool = self._pool(config, spec)
         updater = self._updater(backbone, config, groups)
         self.stage = ConsumerStage(
-            dp_rank(groups.layout, groups.rank),
+            dp_rank(spec.layout, spec.rank_plan.rank),
             config,
             backbone,
             pool,
@@ -345,30 +350,21 @@ class StageSlot:
         return self._report(spec, config, backbone, None)
 
     @staticmethod
-    def _cut(half: Any, groups: Groups, config: Config) -> Holding:
-        """Over the tensor-parallel ranks, and what is left over those that share it."""
-        from flowtrain.parallel.holding import Holding
-
-        layout, plan = groups.layout, None
-        if layout.tp > 1:
-            from flowtrain.parallel.roles import plan_tensor
-            from flowtrain.parallel.tensor import apply_tensor, describe
-
-            plan = plan_tensor(describe(half), layout.tp, f"layout t{layout.tp}")
-            apply_tensor(half, plan, groups.over(("tp",)), config.run.timeout_seconds)
-        if layout.dp_shard > 1:
-            from flowtrain.parallel.shard import shard
-
-            assert groups.mesh is not None
-            shard(half, groups.mesh["dp_shard"])
-        return Holding(groups, plan)
-
-    @staticmethod
     def _share_tokens(backbone: Any, groups: Groups) -> None:
         if groups.layout.cp > 1:
             from flowtrain.parallel.context import apply_context
 
             apply_context(backbone, groups.over(("cp",)))
+
+    def _load_half(self, kind: Any, spec: StageSpec, config: Config, device: Any, groups: Groups) -> Any:
+        """Encoder or backbone, of which this rank reads what it holds."""
+        from flowtrain.parallel.spread import SideSpread
+
+        spread = SideSpread(groups, config.run.timeout_seconds)
+        folder = Path(spec.weights_dir)
+        half = kind.load(config.model.path, folder, config, device, config.parameter_dtype, spread)
+        self._holding = spread.holding
+        return half
 
     def _updater(self, half: Any, config: Config, groups: Groups) -> Any:
         from flowtrain.update.updater import Updater

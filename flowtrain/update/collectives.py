@@ -47,6 +47,15 @@ class Collectives:
         merged: list[bool] = everyone.view(self.world_size, -1).amax(dim=0).bool().tolist()
         return merged
 
+    def most(self, number: int) -> int:
+        """The largest of the ranks' numbers."""
+        if self.world_size == 1:
+            return number
+        shared = torch.tensor(number)
+        with self._telling("agreement on calls of the encoder", None):
+            self._wait(dist.all_reduce(shared, dist.ReduceOp.MAX, group=self.group, async_op=True))
+        return int(shared)
+
     def sum_(self, tensors: Sequence[torch.Tensor], step: int) -> None:
         """Replace each tensor by its sum over the ranks, in flat buckets of one dtype."""
         if self.world_size == 1:
@@ -89,12 +98,12 @@ class Collectives:
         work.wait(self.timeout)
 
     @contextmanager
-    def _telling(self, what: str, step: int) -> Iterator[None]:
+    def _telling(self, what: str, step: int | None) -> Iterator[None]:
         try:
             yield
         except RuntimeError as error:
             raise PeerError(
-                f"{self.name}: {what} of step {step} over {self.world_size} ranks failed "
+                f"{self.name}: {what}{'' if step is None else f' of step {step}'} over {self.world_size} ranks failed "
                 f"(time-out {self.timeout.total_seconds():g} s): another rank is gone or late ({_first_line(error)})"
             ) from error
 

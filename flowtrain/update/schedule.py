@@ -19,6 +19,8 @@ first step trains at rate 0).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 from flowtrain.config.schema import TrainConfig
 from flowtrain.types import Module
@@ -59,6 +61,18 @@ def learning_rates(train: TrainConfig, step: int, total_steps: int) -> dict[Modu
         for module in Module
         if module.value not in train.freeze
     }
+
+
+def resume_notes(train: TrainConfig, state: Mapping[str, Any], total_steps: int) -> list[str]:
+    """What is worth saying where a run goes on from a checkpoint with this state of the controller."""
+    horizon = horizon_note(train, state["step"], state["total_steps"], total_steps)
+    notes = [horizon] if horizon is not None else []
+    if state["freeze"] != (now := sorted(train.freeze)):
+        notes.append(
+            f"note: train.freeze was [{', '.join(state['freeze'])}] when the checkpoint was saved and is "
+            f"[{', '.join(now)}] now: what trains anew begins without moments"
+        )
+    return notes
 
 
 def horizon_note(train: TrainConfig, step: int, old_total: int, new_total: int) -> str | None:

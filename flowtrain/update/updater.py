@@ -14,7 +14,7 @@ are ever changed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,13 +27,25 @@ from flowtrain.models.weights import write_tensors
 from flowtrain.parallel.groups import Groups
 from flowtrain.parallel.holding import Holding
 from flowtrain.parallel.mesh import AXES, SUMMED_AXES
-from flowtrain.parallel.pieces import Axes, like_parameter, local_tensor, own_piece, split_axes
+from flowtrain.parallel.pieces import Axes, Box, local_tensor, own_piece, split_axes
 from flowtrain.parallel.roles import TensorPlan
 from flowtrain.parallel.tensor import complete_gradients
 from flowtrain.types import Module, Role
 from flowtrain.update.collectives import Collectives
 from flowtrain.update.optimizer import make_optimizer
-from flowtrain.update.storage import MOMENTS, SavedState, load_side, save_side
+from flowtrain.update.storage import (
+    MOMENTS,
+    OPTIMIZER,
+    Piece,
+    Pieces,
+    SavedState,
+    load_parameters,
+    pieces_of,
+    read_state,
+    save_parameters,
+    write_pieces,
+    write_state,
+)
 
 TIMEOUT_SECONDS = 600.0
 
@@ -136,22 +148,44 @@ class Updater:
             write_tensors(whole, folder / f"{self.role.value}-{kind}.safetensors")
 
     def save(self, folder: Path) -> None:
-        """Write the state of this side; every rank takes part, the first one writes."""
-        parameters = {name: self.holding.whole(name, parameter) for name, parameter in self.parameters.items()}
-        moments = {
-            f"{moment}/{name}": self.holding.whole(name, like_parameter(state[moment], self.parameters[name]))
-            for name, own in self._own.items()
-            if (state := self.optimizer.state.get(own))
-            for moment in MOMENTS
-        }
+        """Write what this rank is the first to hold; the side's first rank adds what is not a tensor."""
+        moments: dict[str, list[Piece]] = {}
+        for name, own in self._own.items():
+            state = self.optimizer.state.get(own, {})
+            if self.holding.counts(name, self.parameters[name]):
+                for moment, tensor in state.items():
+                    moments[f"{moment}/{name}"] = pieces_of(name, tensor, self.parameters[name], self.holding)
+        save_parameters(folder, self.parameters, self.holding, self.step)
+        write_pieces(folder, OPTIMIZER, self.groups.rank, moments)
         if self.groups.rank == 0:
-            save_side(folder, parameters, moments, SavedState(self.step, self._freeze, tuple(self.trainable)))
+            write_state(folder, SavedState(self.step, self._freeze, tuple(self.trainable)))
 
-    def load(self, folder: Path) -> None:
-        """Go on from `folder`: parameters, moments and step, bit for bit."""
-        self.step = load_side(
-            folder, self.parameters, self._own, self.holding, self.optimizer, self._freeze, tuple(self.trainable)
-        ).step
+    def load(self, folders: Sequence[Path]) -> None:
+        """Go on from the folders of a checkpoint: parameters, moments and step, bit for bit.
+
+        A parameter that trains now and did not then begins without moments.
+
+        Raises:
+            ConfigError: the state belongs to another run.
+        """
+        state, stored = read_state(folders), Pieces(folders, OPTIMIZER)
+        known = [name for name in self.trainable if any(f"{moment}/{name}" in stored for moment in MOMENTS)]
+        for name in known:
+            for moment in MOMENTS:
+                number, parameter = moment == "step", self.parameters[name]
+                shape = () if number else self.holding.shape(name, parameter)
+                stored.check(f"{moment}/{name}", shape, torch.float32 if number else parameter.dtype)
+        load_parameters(folders, self.parameters, self.holding)
+        self.optimizer.state.clear()
+        for name in known:
+            own, boxes = self._own[name], self.holding.boxes(name, self.parameters[name])
+            moments = {moment: torch.zeros_like(own.detach()) for moment in MOMENTS if moment != "step"}
+            for moment, tensor in moments.items():
+                stored.read_into(f"{moment}/{name}", tensor, boxes)
+            moments["step"] = torch.zeros((), dtype=torch.float32, device=own.device)
+            stored.read_into(f"step/{name}", moments["step"], [Box.number()])
+            self.optimizer.state[own] = moments
+        self.step = state.step
 
     @property
     def _freeze(self) -> tuple[str, ...]:

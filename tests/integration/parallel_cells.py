@@ -169,7 +169,7 @@ def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) ->
     _, backbone = _halves(case.folder, case.run_dir)
     parameters = {name: p for name, p in backbone.parameters_by_name().items() if p.requires_grad}
     alone = Updater(parameters, backbone.module_of(), TrainConfig(max_steps=1), Groups(Layout(), 0))
-    alone.load(folder)
+    alone.load([folder])
     errors = {"step": float(alone.step != 1)}
     for name, parameter in updater.parameters.items():
         errors[f"saved {name}"] = _error(
@@ -179,7 +179,7 @@ def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) ->
     before = {name: tensor.clone() for name, tensor in held.items()}
     for tensor in held.values():
         tensor.add_(1.0)
-    updater.load(folder)
+    updater.load([folder])
     return errors | {f"loaded {name}": _error(tensor, before[name]) for name, tensor in held.items()}
 
 

@@ -47,13 +47,23 @@ def starting(run_dir: Path) -> Iterator[tuple[Launch, psutil.Process]]:
         yield launch, launch.titled("StageActor")[0]
 
 
-@pytest.mark.parametrize("victim", ["producer", "consumer"])
-def test_a_killed_stage_ends_the_run(run_dir: Path, victim: str) -> None:
-    with running(run_dir) as launch:
-        stage = launch.stage(f"{victim}-0")
+@pytest.mark.parametrize(
+    ("victim", "layouts"),
+    [
+        ("producer 0", ()),
+        ("consumer 0", ()),
+        ("producer 1", ("producers.layout=f2", "consumers.layout=f2")),
+        ("consumer 1", ("producers.layout=r2", "consumers.layout=f2")),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "-".join(value) or "r1",
+)
+def test_a_killed_stage_ends_the_run(run_dir: Path, victim: str, layouts: tuple[str, ...]) -> None:
+    """Every run goes on from the checkpoint of the one before, also of another layout."""
+    with running(run_dir, *layouts) as launch:
+        stage = launch.stage(victim.replace(" ", "-"))
         launch.kill(stage)
         assert launch.end(within=ENDS_IN_SECONDS) == 5, launch.err
-        assert launch.last_line.startswith(f"{victim} 0 (pid {stage.pid}) died "), launch.err
+        assert launch.last_line.startswith(f"{victim} (pid {stage.pid}) died "), launch.err
         assert "--resume" in launch.last_line
         assert "Traceback" not in launch.err
         steps = [record["step"] for record in launch.metrics()]

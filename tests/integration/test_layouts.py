@@ -1,49 +1,91 @@
-"""Modules cut over several ranks compute what a plain single-process loop computes (contract C2)."""
+"""Modules cut over several ranks compute what a plain single-process loop computes (contract C2).
+
+A few cells of the table; `scripts/verify-all` runs all of it. Two steps of eight rows, most of them without an image.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from integration_runs import Train, make_config
-from tiny_families import make_family
+import torch
+from integration_runs import make_config
+from layout_cells import FROZEN, PROJECTOR, Cell, session, verify_cell
+from safetensors.torch import load_file
 
-from flowtrain.verify.run import check_config, compare_run
+from flowtrain.runtime.ray_executor import RayExecutor
+from flowtrain.runtime.run import execute
+from flowtrain.runtime.signals import StopRequest
 
-CELLS = {
-    "all trainable": ("r1", "f2", "[]"),
-    "only projector": ("r1", "f2", "[encoder, backbone]"),
-    "backbone frozen": ("r2", "f2", "[backbone]"),
-    "tensor parallel": ("r2", "t2", "[]"),
-    "context parallel": ("r1", "c2", "[]"),
-    "tensor parallel, only projector": ("r1", "t2", "[encoder, backbone]"),
-}
-
-
-@pytest.mark.parametrize("cell", CELLS)
-def test_a_layout_equals_plain(train: Train, cell: str) -> None:
-    """Eight rows a step, some without images; two ranks have other numbers of them."""
-    assert_equals_plain(train, *CELLS[cell])
-
-
-def test_an_encoder_cut_by_heads_equals_plain(train: Train, tmp_path: Path) -> None:
-    """Two producers encode each unit together; one of them puts features and hands their gradients on."""
-    assert_equals_plain(train, "t2", "r2", "[]", f"model.path={make_family('qwen3_vl', tmp_path / 'model')}")
+CELLS = (
+    Cell("qwen3_vl", "f2", "r2f2"),
+    Cell("qwen3_vl", "r1", "f2", ("backbone",)),
+    Cell("qwen3_vl", "f2", "f2", FROZEN),
+    Cell("llava_onevision", "f2", "f2", PROJECTOR),
+    Cell("llava_next", "f2", "r1"),
+    Cell("qwen3_vl", "r2", "t2"),
+    Cell("qwen3_vl", "t2", "r2"),
+    Cell("qwen3_vl", "r1", "c2"),
+    Cell("qwen3_vl", "f2", "f2t2", PROJECTOR),
+)
 
 
-def assert_equals_plain(train: Train, producers: str, consumers: str, freeze: str, *more: str) -> None:
-    overrides = (
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[RayExecutor]:
+    with session(producers=2, consumers=4) as executor:
+        yield executor
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_a_layout_equals_plain(ranks: RayExecutor, tmp_path: Path, cell: Cell) -> None:
+    outcome = verify_cell(ranks, cell, tmp_path, steps=2)
+    assert outcome.verdict.ok, outcome.verdict.sentence
+    assert outcome.steps == 2
+
+
+def test_a_checkpoint_goes_on_in_another_layout(ranks: RayExecutor, tmp_path: Path) -> None:
+    """Two steps in one layout and a third in others: loss and export are those of three steps in one process each."""
+    losses, exports = {}, {}
+    begun = None
+    for number, (producers, consumers) in enumerate((("f2", "f2t2"), ("r1", "f2"), ("r2", "r1"))):
+        run_dir = tmp_path / f"run-{number}"
+        run_dir.mkdir()
+        config = make_config("emoji", run_dir, *_short(producers, consumers, steps=3 if begun else 2))
+        execute(config, run_dir, begun, StopRequest(60), executor=ranks)
+        begun = begun or run_dir / "checkpoints" / "step-2"
+        losses[consumers], exports[consumers] = _losses(run_dir), _export(run_dir)
+    plain = tmp_path / "plain"
+    plain.mkdir()
+    execute(make_config("emoji", plain, *_short("r1", "r1", steps=3)), plain, None, StopRequest(60), executor=ranks)
+    for consumers in ("f2", "r1"):
+        assert losses[consumers][-1] == pytest.approx(_losses(plain)[-1], rel=1e-10)
+        assert exports[consumers].keys() == _export(plain).keys()
+        for name, tensor in _export(plain).items():
+            assert torch.allclose(exports[consumers][name], tensor, rtol=0, atol=1e-7), name
+
+
+def _short(producers: str, consumers: str, steps: int) -> tuple[str, ...]:
+    return (
         f"producers.layout={producers}",
         f"consumers.layout={consumers}",
-        f"train.freeze={freeze}",
         "train.step={samples: 8}",
-        "train.max_steps=2",
+        f"train.max_steps={steps}",
         "train.epochs=null",
+        "train.schedule=constant",
+        "packing.lookahead=1",
         "data.eval=null",
         "model.dtype=float64",
-        *more,
+        "checkpoint.export=true",
     )
-    run_dir = train("emoji", *overrides, dump=True)
-    outcome = compare_run(check_config(make_config("emoji", run_dir, *overrides), 2, "float64", run_dir))
-    assert outcome.verdict.ok, outcome.verdict.sentence
-    assert outcome.rows == 16
+
+
+def _export(run_dir: Path) -> dict[str, torch.Tensor]:
+    files = sorted((run_dir / "export").glob("*.safetensors"))
+    return {name: tensor for file in files for name, tensor in load_file(file).items()}
+
+
+def _losses(run_dir: Path) -> list[float]:
+    from flowtrain.verify.record import read_lines
+
+    return [float.fromhex(record["loss_hex"]) for record in read_lines(run_dir / "metrics.jsonl")]

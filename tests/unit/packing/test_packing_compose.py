@@ -44,6 +44,31 @@ def test_producers_change_only_who_encodes(spec: CompositionSpec, rows: list[Row
 
 
 @settings(max_examples=50, deadline=None)
+@given(specs, row_lists(), st.integers(1, 2), st.integers(2, 3))
+def test_producers_that_encode_together_have_as_many_units_of_a_slot(
+    spec: CompositionSpec, rows: list[Row], groups: int, shards: int
+) -> None:
+    """Frozen encoder or not; packs and units are those of one producer, and no more zero-weight units than needed."""
+    together = replace(spec, num_producers=groups * shards, producer_shards=shards)
+    steps, alone = compose(Composer(together, COST), rows), compose(Composer(spec, COST), rows)
+    for step, plain in zip(steps, alone, strict=True):
+        for slot, plain_slot in zip(step.slots, plain.slots, strict=True):
+            counts = [0] * together.num_producers
+            real = list(counts)
+            for unit in (unit for pack in slot for unit in pack.units):
+                assert unit.producer is not None
+                counts[unit.producer] += 1
+                real[unit.producer] += bool(unit.samples)
+            for first in range(0, len(counts), shards):
+                assert set(counts[first : first + shards]) == {max(real[first : first + shards])}
+            assert max(real) - min(real) <= 1
+            for pack, plain_pack in zip(slot, plain_slot, strict=True):
+                assert [u.samples for u in pack.units if u.samples] == [u.samples for u in plain_pack.units]
+                assert (pack.samples, pack.cost) == (plain_pack.samples, plain_pack.cost)
+                assert len({unit.id for unit in pack.units}) == len(pack.units)
+
+
+@settings(max_examples=50, deadline=None)
 @given(specs, row_lists(), st.data())
 def test_resume_from_any_step(spec: CompositionSpec, rows: list[Row], data: st.DataObject) -> None:
     steps = compose(Composer(spec, COST), rows)

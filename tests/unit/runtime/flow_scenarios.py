@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
 
@@ -24,12 +25,14 @@ class Scenario:
         evals: updates after which an evaluation pass of the same shape runs.
         bad_share: how many of the rows with images are found bad at decode.
         ahead: steps composed before they run.
+        shards: producers that encode together.
         slack: cache lines beyond the promised bound in every segment.
         seed: of the dice that decide who works and whose answer arrives.
         exchange: what both sides wait for beside data and room.
     """
 
     num_producers: int
+    shards: int
     num_consumers: int
     trainable: bool
     reduced_roles: frozenset[Role]
@@ -44,15 +47,17 @@ class Scenario:
 
 
 @st.composite
-def scenarios(draw: st.DrawFn) -> Scenario:
+def scenarios(draw: st.DrawFn, most_shards: int = 3) -> Scenario:
     num_consumers = draw(st.integers(1, 3))
     unit = st.lists(st.integers(1, 30), min_size=1, max_size=3)
     slot = st.lists(st.lists(unit, max_size=3), min_size=num_consumers, max_size=num_consumers)
     sizes = draw(st.lists(st.lists(slot, min_size=1, max_size=4), min_size=1, max_size=4))
     trainable = draw(st.booleans())
     both = frozenset({Role.PRODUCER, Role.CONSUMER})
+    shards = draw(st.integers(1, most_shards))
     return Scenario(
-        num_producers=draw(st.integers(1, 3)),
+        num_producers=shards * draw(st.integers(1, 3 // shards)),
+        shards=shards,
         num_consumers=num_consumers,
         trainable=trainable,
         reduced_roles=draw(st.sampled_from([both, frozenset({Role.PRODUCER})]))
@@ -76,7 +81,7 @@ def steps_of(scenario: Scenario) -> list[Step]:
         for phase in (Phase.TRAIN, Phase.EVAL):
             if phase is Phase.EVAL and index not in scenario.evals:
                 continue
-            fixed = scenario.trainable and (phase is Phase.TRAIN or scenario.fixed_in_eval)
+            fixed = (scenario.trainable and (phase is Phase.TRAIN or scenario.fixed_in_eval)) or scenario.shards > 1
             number = 0
             packs = []
             for slot, ranks in enumerate(slots):
@@ -104,9 +109,24 @@ def steps_of(scenario: Scenario) -> list[Step]:
                     position += 1
                     packs.append(Pack(slot, rank, tuple(samples), tuple(units), 1.0, 1.0))
             width = scenario.num_consumers
-            by_slot = tuple(tuple(packs[start : start + width]) for start in range(0, len(packs), width))
+            starts = range(0, len(packs), width)
+            by_slot = tuple(evened(tuple(packs[start : start + width]), phase, index, scenario) for start in starts)
             steps.append(Step(phase, index, by_slot, sum(len(p.samples) for p in packs), 0, {"cursor": position}))
     return steps
+
+
+def evened(slot: tuple[Pack, ...], phase: Phase, index: int, scenario: Scenario) -> tuple[Pack, ...]:
+    """The slot with zero-weight units, so that producers that encode together have as many units each."""
+    if scenario.shards == 1:
+        return slot
+    counts = Counter(unit.producer for pack in slot for unit in pack.units)
+    units = list(slot[0].units)
+    for producer in range(scenario.num_producers):
+        first = producer // scenario.shards * scenario.shards
+        most = max(counts[other] for other in range(first, first + scenario.shards))
+        for _ in range(most - counts[producer]):
+            units.append(EncodeUnit(UnitId(phase, index, slot[0].slot, 0, len(units)), (), 0, 0, producer))
+    return (replace(slot[0], units=tuple(units)), *slot[1:])
 
 
 def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:

@@ -33,10 +33,12 @@ class Producer:
     space: OwnerSpace
     content: dict[Address, tuple[str, int]]
     bad: set[int]
+    shards: int = 1
     version: int = 0
     kept: dict[UnitId, tuple[EmbeddingRef, ...]] = field(default_factory=dict)
     reduced: list[int] = field(default_factory=list)
     encoded: list[UnitId] = field(default_factory=list)
+    calls: list[tuple[str, int]] = field(default_factory=list)
     returned: list[UnitId] = field(default_factory=list)
 
     def execute(self, order: Any) -> Any:
@@ -45,6 +47,7 @@ class Producer:
                 return self.encode(order)
             case BackwardOrder():
                 for unit in order.units:
+                    self.calls.append(("backward", unit.step))
                     for ref in self.kept.pop(unit):
                         assert self.content[ref.address] == ("gradient", ref.position), "no gradient lies here"
                 self.returned += order.units
@@ -74,7 +77,8 @@ class Producer:
                 unit = order.unit.id
                 refs.append(EmbeddingRef(sample.position, unit, address, num_bytes, (), (), self.version))
         self.encoded.append(order.unit.id)
-        if order.keep_graph and refs:
+        self.calls.append(("encode", order.unit.id.step))
+        if order.keep_graph and (refs or self.shards > 1):
             self.kept[order.unit.id] = tuple(refs)
         return UnitEncoded(order.unit.id, self.rank, tuple(refs), tuple(bad), 0.0, 0.0)
 

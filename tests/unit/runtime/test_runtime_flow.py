@@ -40,7 +40,10 @@ class Run:
         pictured = [s.position for step in self.steps for s in step.samples if s.images]
         self.bad = {position for position in pictured if self.dice.random() < scenario.bad_share}
         content: dict[Address, tuple[str, int]] = {}
-        self.producers = [Producer(rank, OwnerSpace(rank, size), content, self.bad) for rank, size in segments.items()]
+        self.producers = [
+            Producer(rank, OwnerSpace(rank, size), content, self.bad, scenario.shards)
+            for rank, size in segments.items()
+        ]
         self.consumers = [Consumer(rank, content, self.bad) for rank in range(scenario.num_consumers)]
         self.stages: dict[Rank, Producer | Consumer] = {(Role.PRODUCER, p.rank): p for p in self.producers}
         self.stages |= {(Role.CONSUMER, c.rank): c for c in self.consumers}
@@ -53,6 +56,7 @@ class Run:
             reduced_roles=scenario.reduced_roles,
             payload_bytes=payload_of,
             exchange=EXCHANGES[scenario.exchange],
+            shards=scenario.shards,
         )
         self.orders: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
         self.answers: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
@@ -163,7 +167,7 @@ def check(run: Run) -> None:
     units = [unit for step in run.steps for pack in step.packs for unit in pack.units]
     encoded = [order.unit.id for _, _, order in run.sent if isinstance(order, EncodeOrder)]
     assert Counter(encoded) == Counter(unit.id for unit in units), "each unit is encoded once"
-    if not scenario.trainable:
+    if not scenario.trainable and scenario.shards == 1:
         assert encoded == sorted(encoded, key=need), "units are sent in the order of need"
     for consumer in run.consumers:
         mine = [pack for step in run.steps for pack in step.packs if pack.rank == consumer.rank]
@@ -174,8 +178,12 @@ def check(run: Run) -> None:
         assert producer.returned == sorted(producer.returned, key=need), "backwards run in unit order"
         assert not producer.kept
         returned += producer.returned
-    good = [u.id for u in units if u.id.phase is Phase.TRAIN and any(s.position not in run.bad for s in u.samples)]
+    trained = [unit for unit in units if unit.id.phase is Phase.TRAIN]
+    good = [u.id for u in trained if scenario.shards > 1 or any(s.position not in run.bad for s in u.samples)]
     assert Counter(returned) == Counter(good if scenario.trainable else [])
+    for producer in run.producers:
+        first = run.producers[producer.rank // scenario.shards * scenario.shards]
+        assert producer.calls == first.calls, "those who encode together do the same in the same order"
     num_updates = len(scenario.sizes)
     reduces = Counter((role, rank, o.step) for role, rank, o in run.sent if isinstance(o, ReduceOrder))
     assert reduces == Counter((*rank, step) for rank in run.reduced_ranks() for step in range(1, num_updates + 1))
@@ -199,6 +207,7 @@ def plain(**changes: Any) -> Scenario:
     """Three steps of two slots, one producer and one consumer, one unit of one sample in each pack."""
     values: dict[str, Any] = {
         "num_producers": 1,
+        "shards": 1,
         "num_consumers": 1,
         "trainable": False,
         "reduced_roles": frozenset({Role.CONSUMER}),

@@ -78,7 +78,9 @@ class ChangingRun(Run):
     def _change(self) -> None:
         for rank in range(self.before, self.after):
             size = self.segments[0]
-            stage = Producer(rank, OwnerSpace(rank, size), self.producers[0].content, self.bad, self.flow.version)
+            stage = Producer(
+                rank, OwnerSpace(rank, size), self.producers[0].content, self.bad, version=self.flow.version
+            )
             place = (Role.PRODUCER, rank)
             self.producers.append(stage)
             self.stages[place], self.orders[place], self.answers[place] = stage, deque(), deque()
@@ -100,7 +102,7 @@ class ChangingRun(Run):
 
 
 @settings(max_examples=100, deadline=None)
-@given(scenarios(), st.integers(1, 4), st.data(), st.booleans())
+@given(scenarios(most_shards=1), st.integers(1, 4), st.data(), st.booleans())
 def test_a_change_loses_and_repeats_nothing(scenario: Scenario, after: int, data: st.DataObject, live: bool) -> None:
     num_steps = len(scenario.sizes)
     run = ChangingRun(scenario, after, data.draw(st.integers(1, num_steps)), live)
