@@ -92,12 +92,12 @@ class StageSlot:
 
     def call(self, method: str, args: Sequence[Any], payloads: Sequence[Any]) -> tuple[Any, Any]:
         """The method's answer, and for `read` the payload block beside it."""
-        own = getattr(self, f"_{method}", None)
-        target = own if own is not None else getattr(self.stage, method)
+        target = getattr(self, f"_{method}", None) or getattr(self.stage, method)
         if self.spans is None or method not in SPANNED:
             value = target(*args, *payloads)
         else:
-            with self.spans.order(method), telling_peers(self._holding and self._holding.groups, self.role, method):
+            groups = self._holding.groups if self._holding is not None else None
+            with self.spans.order(method), telling_peers(groups, self.role, method):
                 value = target(*args, *payloads)
         return value if method == "read" else (value, None)
 

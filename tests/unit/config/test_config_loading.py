@@ -80,7 +80,7 @@ def test_a_small_config_has_defaults_and_absolute_paths(write: Write, tmp_path: 
         ("train: {betas: [0.9, 1.0]}", "train.betas.1: must be less than 1"),
         ("train: 5", ":3:1: train: expected a mapping of keys, found 5"),
         ("run: {trace: yes}", ":3:7: run.trace: expected true or false, found the text 'yes'; did you mean 'true'?"),
-        ("mode: flaw", "the text 'flaw' is not one of flow, monolithic; did you mean 'flow'?"),
+        ("mode: flaw", "the text 'flaw' is not one of flow, disaggregated, monolithic; did you mean 'flow'?"),
         ("pool: {bytes: 64Mib/s}", ":3:8: pool.bytes: expected a number of bytes such as 67108864, 64MiB or 2GB"),
         ("pool: {bytes: 0MiB}", ":3:8: pool.bytes: must be more than 0"),
         ("producers: {num: 2, layout: r2}", ":3:13: producers.num: give only one of `num` and `layout`"),

@@ -42,7 +42,7 @@ def write_run(folder: Path, steps: list[StepRecord], two_ranks: bool = False) ->
     """metrics.jsonl, samples.jsonl and the tensors of each side."""
     with RunFiles(folder, None) as files:
         for step in steps:
-            files.metrics(
+            files.metrics.write(
                 {
                     "step": step.step,
                     "rows": len(step.ids),
