@@ -38,7 +38,7 @@ def test_data_that_turn_bring_another_producer(train: Train, tmp_path: Path, fre
     turn = 8
     rows = turning_rows(tmp_path / "turn.jsonl", 8 * turn, 8 * 30)
     common = (*COMMON, f"data.train={rows}", "train.max_steps=24", freeze)
-    slow = "debug.delays={producer_unit_ms: {0: 90, 1: 90}}"
+    slow = "debug.delays={producer_unit_ms: {0: 250, 1: 250}}"
     auto = ("allocation.replan=auto", "allocation.drift_window=3")
     changed = train("emoji", *common, *auto, slow, name="changed")
     (proposal,), (change,) = decisions(changed, "proposal"), decisions(changed, "replan")
