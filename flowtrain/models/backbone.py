@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from flowtrain.config.schema import Config
 from flowtrain.models.attention import ImageBlocks
 from flowtrain.models.families import block_numbers, ordinary_ids, positions_of
 from flowtrain.models.features import encoder_outputs
-from flowtrain.models.half import Half, Spread, load_half
+from flowtrain.models.half import Half
 from flowtrain.models.playback import play
 from flowtrain.models.share import ALONE, Share
 from flowtrain.types import Cut, Module, Playback
@@ -61,26 +60,10 @@ class BackboneHalf(Half):
     one_by_one: bool = False
     share: Share = ALONE
 
-    @classmethod
-    def load(
-        cls,
-        model_dir: Path,
-        weights_dir: Path,
-        config: Config,
-        device: torch.device,
-        dtype: torch.dtype | str,
-        spread: Spread | None = None,
-    ) -> BackboneHalf:
-        """Read backbone parameters (and the projector's, where the cut is before it) from `weights_dir`.
-
-        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`. `spread`: over several processes.
-
-        Raises:
-            ConfigError: the folder cannot be used, or its family cannot be cut.
-            PlanError: the attention kernel asked for cannot run here.
-        """
-        part = frozenset(Module) - config.producer_modules
-        return load_half(cls, model_dir, weights_dir, config, part, device, dtype, spread)
+    @staticmethod
+    def part_of(config: Config) -> frozenset[Module]:
+        """Also the projector's, where the cut is before it."""
+        return frozenset(Module) - config.producer_modules
 
     def loss(self, samples: Sequence[PackSample], neighbours_visible: bool = False) -> tuple[torch.Tensor, int]:
         """Sum of the token losses and number of trained tokens of one pack.

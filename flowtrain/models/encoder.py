@@ -9,15 +9,14 @@ of exchange.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import torch
 
 from flowtrain.config.schema import Config
 from flowtrain.models.features import accepted_inputs, can_share_call, encode_samples, projected
-from flowtrain.models.half import Half, Spread, load_half
+from flowtrain.models.half import Half
 from flowtrain.models.playback import playback_of, record
-from flowtrain.types import Cut, Playback
+from flowtrain.types import Cut, Module, Playback
 
 
 class EncoderHalf(Half):
@@ -31,25 +30,10 @@ class EncoderHalf(Half):
 
     forward_method = "encode"
 
-    @classmethod
-    def load(
-        cls,
-        model_dir: Path,
-        weights_dir: Path,
-        config: Config,
-        device: torch.device,
-        dtype: torch.dtype | str,
-        spread: Spread | None = None,
-    ) -> EncoderHalf:
-        """Read encoder parameters (and the projector's, where the cut is after it) from `weights_dir`.
-
-        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`. `spread`: over several processes.
-
-        Raises:
-            ConfigError: the folder cannot be used, or its family cannot be cut.
-        """
-        part = config.producer_modules
-        return load_half(cls, model_dir, weights_dir, config, part, device, dtype, spread)
+    @staticmethod
+    def part_of(config: Config) -> frozenset[Module]:
+        """Also the projector's, where the cut is after it."""
+        return config.producer_modules
 
     def num_calls(self, inputs: Sequence[Mapping[str, torch.Tensor]]) -> int:
         """Times that the encoder is called to encode these samples together."""

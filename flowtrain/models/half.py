@@ -12,7 +12,7 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, Self
 
 import torch
 from torch import nn
@@ -27,8 +27,6 @@ from flowtrain.models.playback import Parts, find_parts
 from flowtrain.models.table import module_of_name, module_of_parameters
 from flowtrain.models.weights import StoredTensor
 from flowtrain.types import Cut, Module
-
-H = TypeVar("H", bound="Half")
 
 
 class Half(nn.Module):
@@ -55,6 +53,62 @@ class Half(nn.Module):
         self.device = device
         self.compute_dtype = compute_dtype
         self._module_of = {name: module for name, module in table.items() if module in part}
+
+    @staticmethod
+    def part_of(config: Config) -> frozenset[Module]:
+        """The modules whose parameters are this half's."""
+        raise NotImplementedError
+
+    @classmethod
+    def load(
+        cls,
+        model_dir: Path,
+        weights_dir: Path,
+        config: Config,
+        device: torch.device,
+        dtype: torch.dtype | str,
+        spread: Spread | None = None,
+    ) -> Self:
+        """Build this half and read its parameters from `weights_dir`: all of each, or its pieces by `spread`.
+
+        `dtype` is that of the parameters; the compute dtype is `config.model.dtype`.
+
+        Raises:
+            ConfigError: the folder cannot be used, or its family cannot be cut.
+            PlanError: the attention kernel asked for cannot run here.
+        """
+        part = cls.part_of(config)
+        attention.register()
+        parameter_dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype)
+        model_config = read_config(model_dir, config.model.trust_remote_code)
+        family = family_of(model_config.model_type)
+        text_config = model_config.get_text_config()
+        compute_dtype = torch_dtype(config.model.dtype)
+        kernel = attention.choose_kernel(
+            config.model.attention,
+            attention.has_flash(device),
+            compute_dtype,
+            float(getattr(text_config, "attention_dropout", None) or 0.0),
+            family.image_blocks,
+        )
+        kernels = _kernels(model_config, text_config, kernel)
+        model = build_on_meta(model_config, config.model.trust_remote_code, kernels, parameter_dtype)
+        table = module_of_parameters(model)
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_(table[name] in part and table[name] not in config.frozen)
+        half = cls(model, family, config.cut, part, table, device, compute_dtype)
+        if config.train.gradient_checkpointing:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        _tell_device(model, device)
+        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        if spread is not None:
+            spread.cut(half)
+        read = read_whole if spread is None else spread.read
+        load_part(model, table, part, weights_dir, device, parameter_dtype, shapes, read)
+        if spread is not None:
+            spread.filled(half)
+        model.train()
+        return half
 
     @cached_property
     def parts(self) -> Parts:
@@ -94,50 +148,6 @@ class Spread(Protocol):
 
     def filled(self, half: Half) -> None:
         """Every parameter is there now."""
-
-
-def load_half(
-    kind: type[H],
-    model_dir: Path,
-    weights_dir: Path,
-    config: Config,
-    part: frozenset[Module],
-    device: torch.device,
-    dtype: torch.dtype | str,
-    spread: Spread | None,
-) -> H:
-    """Build and fill one half: all of its parameters, or, with `spread`, this process's pieces of them."""
-    attention.register()
-    parameter_dtype = dtype if isinstance(dtype, torch.dtype) else torch_dtype(dtype)
-    model_config = read_config(model_dir, config.model.trust_remote_code)
-    family = family_of(model_config.model_type)
-    text_config = model_config.get_text_config()
-    compute_dtype = torch_dtype(config.model.dtype)
-    kernel = attention.choose_kernel(
-        config.model.attention,
-        attention.has_flash(device),
-        compute_dtype,
-        float(getattr(text_config, "attention_dropout", None) or 0.0),
-        family.image_blocks,
-    )
-    kernels = _kernels(model_config, text_config, kernel)
-    model = build_on_meta(model_config, config.model.trust_remote_code, kernels, parameter_dtype)
-    table = module_of_parameters(model)
-    for name, parameter in model.named_parameters():
-        parameter.requires_grad_(table[name] in part and table[name] not in config.frozen)
-    half = kind(model, family, config.cut, part, table, device, compute_dtype)
-    if config.train.gradient_checkpointing:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    _tell_device(model, device)
-    shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-    if spread is not None:
-        spread.cut(half)
-    read = read_whole if spread is None else spread.read
-    load_part(model, table, part, weights_dir, device, parameter_dtype, shapes, read)
-    if spread is not None:
-        spread.filled(half)
-    model.train()
-    return half
 
 
 def torch_dtype(name: str) -> torch.dtype:

@@ -15,6 +15,7 @@ same numbers. Waiting is bounded by the group's time-out.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -24,35 +25,48 @@ SEQUENCE_DIM = 1
 _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
 _reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
 
+Collective = Callable[[torch.Tensor, Any], torch.Tensor]
+
+
+class _Pair(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, group: Any, ahead: Collective, back: Collective) -> torch.Tensor:
+        ctx.group, ctx.back = group, back
+        return ahead(x, group)
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        return ctx.back(grad, ctx.group), None, None, None
+
+
+def paired(x: torch.Tensor, group: Any, ahead: Collective, back: Collective) -> torch.Tensor:
+    """`ahead(x, group)`, whose gradient goes through `back`; both are called by every rank of the group."""
+    out: torch.Tensor = _Pair.apply(x, group, ahead, back)
+    return out
+
 
 def enter(x: torch.Tensor, group: Any) -> torch.Tensor:
-    out: torch.Tensor = _Enter.apply(x, group)
-    return out
+    return paired(x, group, _same, _sum)
 
 
 def average_back(x: torch.Tensor, group: Any) -> torch.Tensor:
-    out: torch.Tensor = _AverageBack.apply(x, group)
-    return out
+    return paired(x, group, _same, _mean)
 
 
 def leave(x: torch.Tensor, group: Any) -> torch.Tensor:
-    out: torch.Tensor = _Leave.apply(x, group)
-    return out
+    return paired(x, group, _sum, _same)
 
 
 def take_chunk(x_1TD: torch.Tensor, group: Any) -> torch.Tensor:
-    out: torch.Tensor = _TakeChunk.apply(x_1TD, group)
-    return out
+    return paired(x_1TD, group, _copy_of_own_chunk, all_chunks)
 
 
 def enter_chunks(x_1CD: torch.Tensor, group: Any) -> torch.Tensor:
-    out: torch.Tensor = _EnterChunks.apply(x_1CD, group)
-    return out
+    return paired(x_1CD, group, all_chunks, _sum_own_chunk)
 
 
 def leave_chunks(x_1TD: torch.Tensor, group: Any) -> torch.Tensor:
-    out: torch.Tensor = _LeaveChunks.apply(x_1TD, group)
-    return out
+    return paired(x_1TD, group, _sum_own_chunk, all_chunks)
 
 
 def own_chunk(x_1TD: torch.Tensor, group: Any) -> torch.Tensor:
@@ -71,10 +85,22 @@ def all_chunks(x_1CD: torch.Tensor, group: Any) -> torch.Tensor:
     return whole.transpose(0, SEQUENCE_DIM)
 
 
+def _same(x: torch.Tensor, group: Any) -> torch.Tensor:
+    return x.view_as(x)
+
+
 def _sum(x: torch.Tensor, group: Any) -> torch.Tensor:
     total = x.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
+
+
+def _mean(x: torch.Tensor, group: Any) -> torch.Tensor:
+    return _sum(x, group) / dist.get_world_size(group)
+
+
+def _copy_of_own_chunk(x_1TD: torch.Tensor, group: Any) -> torch.Tensor:
+    return own_chunk(x_1TD, group).clone()
 
 
 def _sum_own_chunk(x_1TD: torch.Tensor, group: Any) -> torch.Tensor:
@@ -82,68 +108,3 @@ def _sum_own_chunk(x_1TD: torch.Tensor, group: Any) -> torch.Tensor:
     own = first.new_empty(len(first) // dist.get_world_size(group), *first.shape[1:])
     _reduce_scatter(own, first, group=group)
     return own.transpose(0, SEQUENCE_DIM)
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum(grad, ctx.group), None
-
-
-class _AverageBack(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum(grad, ctx.group) / dist.get_world_size(ctx.group), None
-
-
-class _Leave(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        return _sum(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return grad, None
-
-
-class _TakeChunk(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return own_chunk(x, group).clone()
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return all_chunks(grad, ctx.group), None
-
-
-class _EnterChunks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return all_chunks(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _sum_own_chunk(grad, ctx.group), None
-
-
-class _LeaveChunks(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return _sum_own_chunk(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return all_chunks(grad, ctx.group), None

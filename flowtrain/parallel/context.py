@@ -22,7 +22,7 @@ from torch import nn
 
 from flowtrain.models.attention import add_exchange
 from flowtrain.models.backbone import BackboneHalf
-from flowtrain.parallel.autograd import enter, leave, own_chunk
+from flowtrain.parallel.autograd import enter, leave, own_chunk, paired
 from flowtrain.parallel.cuts import check_heads
 from flowtrain.parallel.roles import plan_tensor
 from flowtrain.parallel.tensor import describe, own_levels
@@ -115,19 +115,7 @@ class _HeadsForTokens:
 
 def exchange(x: torch.Tensor, group: Any) -> torch.Tensor:
     """Row r of dim 0 goes to rank r; row r of the result came from it."""
-    out: torch.Tensor = _AllToAll.apply(x, group)
-    return out
-
-
-class _AllToAll(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, group: Any) -> torch.Tensor:
-        ctx.group = group
-        return _all_to_all(x, group)
-
-    @staticmethod
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
-        return _all_to_all(grad, ctx.group), None
+    return paired(x, group, _all_to_all, _all_to_all)
 
 
 def _all_to_all(x: torch.Tensor, group: Any) -> torch.Tensor:
