@@ -23,7 +23,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +36,7 @@ from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.flow_state import StepKey
+from flowtrain.runtime.inputs import Schedule
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.peers import Peers
 from flowtrain.runtime.replan import Calls, Rank, Replan
@@ -55,23 +55,6 @@ RUN_AHEAD = 64
 POLL_SECONDS = 1.0
 
 METHODS = {EncodeOrder: "encode", PackOrder: "train", BackwardOrder: "backward", ReduceOrder: "reduce"}
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """How long the run is, where it begins, and what comes between steps."""
-
-    total_steps: int
-    first_step: int
-    has_eval: bool
-    eval_every: int | None
-    save_every: int | None
-
-    def evaluates(self, step: int) -> bool:
-        return self.has_eval and self.eval_every is not None and step % self.eval_every == 0
-
-    def saves(self, step: int) -> bool:
-        return self.save_every is not None and step % self.save_every == 0
 
 
 class Controller:

@@ -11,6 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from flowtrain.plan import Layout, RankPlan
+from flowtrain.pool.segment import SegmentHandle
+from flowtrain.telemetry.mfu import Peak
+from flowtrain.telemetry.tables import ParameterRow
 from flowtrain.types import Role
 
 
@@ -37,6 +40,15 @@ class StageSpec:
     owner: int | None = None
     spread: bool = False
     store: tuple[str, int] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageReport:
+    """What a process tells of itself once its stage is built."""
+
+    peak: Peak | None = None
+    parameters: tuple[ParameterRow, ...] = ()
+    segment: SegmentHandle | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,8 +21,8 @@ from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned, UpdateRe
 from flowtrain.packing.fit import Fitted
 from flowtrain.plan import Plan
 from flowtrain.runtime.decisions import Choice
+from flowtrain.runtime.executor import StageReport
 from flowtrain.runtime.pace import Pace
-from flowtrain.runtime.stages import StageReport
 from flowtrain.runtime.step_book import StepBook
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import ModelShape

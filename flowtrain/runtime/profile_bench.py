@@ -24,8 +24,8 @@ from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
+from flowtrain.runtime.inputs import BLOCK_ROWS, Inputs
 from flowtrain.runtime.rows import Payloads
-from flowtrain.runtime.run import BLOCK_ROWS, Inputs
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.types import EmbeddingRef, Pack, Phase, Role, SampleMeta, SkippedRow, Step
 from flowtrain.update.schedule import learning_rates

@@ -38,9 +38,10 @@ from flowtrain.errors import DataError
 from flowtrain.packing import Composer, CostModel
 from flowtrain.plan import ModulePlan, Plan
 from flowtrain.runtime.executor import Executor
+from flowtrain.runtime.inputs import Inputs, composition
 from flowtrain.runtime.owners import producer_owners
 from flowtrain.runtime.profile_bench import Bench, Kind, Orders
-from flowtrain.runtime.run import Inputs, composition, make_executor
+from flowtrain.runtime.run import make_executor
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.start import start_stages
 from flowtrain.shapes import read_shape

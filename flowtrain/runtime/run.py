@@ -7,33 +7,40 @@ Everything that can be refused is refused before a process starts (R01, R03).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import yaml
 
-from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings, pool_room
+from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings
 from flowtrain.allocator.limits import limit_warnings, process_limits, raise_open_files
 from flowtrain.allocator.spare import spare_ranks, with_producers
 from flowtrain.config.schema import Config
-from flowtrain.data.sources import Source, open_source
 from flowtrain.data.stream import SampleStream
-from flowtrain.errors import ConfigError, DataError, Interrupted, Terminated
-from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval, sync_of
+from flowtrain.errors import Interrupted, Terminated
+from flowtrain.packing import Composer, CompositionSpec, compose_eval
 from flowtrain.plan import Plan
-from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.checkpoints import CheckpointWriter, newest_complete, read_state
-from flowtrain.runtime.controller import Controller, Schedule
+from flowtrain.runtime.controller import Controller
 from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs, ReplayLog
 from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
+from flowtrain.runtime.inputs import (
+    BLOCK_ROWS,
+    Inputs,
+    Schedule,
+    check_resume,
+    composition,
+    composition_entry,
+    costs_of,
+    open_rows,
+    schedule_of,
+)
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.local import LocalExecutor
 from flowtrain.runtime.owners import producer_owners
@@ -43,62 +50,15 @@ from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.stage_pool import transport_warnings
 from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
-from flowtrain.shapes import ModelShape, payload_bytes, read_shape
+from flowtrain.shapes import read_shape
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.sinks import OPENERS, Opener, open_sinks
-from flowtrain.types import Module, Role, SampleMeta
+from flowtrain.types import Role
 from flowtrain.update.schedule import resume_notes
 
 if TYPE_CHECKING:
     from flowtrain.runtime.cluster import Cluster
-
-BLOCK_ROWS = 64
-"""Rows of one payload block: large enough to make calls rare, small enough to start early."""
-
-
-@dataclass(frozen=True, slots=True)
-class Inputs:
-    """What a run is made from, read before anything starts."""
-
-    config: Config
-    run_dir: Path
-    shape: ModelShape
-    plan: Plan
-    train: Source
-    eval: Source | None
-    resume: Path | None
-    state: dict[str, Any] | None
-    replay: ReplayLog | None
-
-    @property
-    def first_step(self) -> int:
-        return self.state["step"] if self.state else 0
-
-    @property
-    def horizon(self) -> int | None:
-        """Positions of a run by epochs (one where nothing is said); None for one by steps, which has no end of rows."""
-        train = self.config.train
-        return None if train.max_steps is not None else len(self.train) * (train.epochs or 1)
-
-    @property
-    def data_order(self) -> dict[str, Any]:
-        """What positions mean: a checkpoint's state of the data holds for this order of rows only."""
-        order = {"seed": self.config.run.seed, "shuffle": self.config.data.shuffle}
-        return {"fingerprint": self.train.fingerprint, "rows": len(self.train), **order}
-
-    def sample_bytes(self, sample: SampleMeta) -> int:
-        """Payload bytes of a sample's features in the pool."""
-        features = self.shape.features(self.config.cut)
-        return payload_bytes(features, self.config.model.dtype, sample.vision_tokens, sample.patches)
-
-    @property
-    def reduced_roles(self) -> frozenset[Role]:
-        """Sides on which something trains."""
-        on_producer = self.config.producer_modules
-        trainable = set(Module) - self.config.frozen
-        sides = {Role.PRODUCER: on_producer, Role.CONSUMER: set(Module) - on_producer}
-        return frozenset(role for role, modules in sides.items() if modules & trainable)
 
 
 def execute(
@@ -127,10 +87,11 @@ def execute(
             plan = with_producers(plan, state["producers"])
         limits = process_limits()
         raise_open_files(plan, limits)
-        inputs = Inputs(config, run_dir, shape, plan, _open(config.data.train), _open_eval(config), resume, state, log)
-        schedule = _schedule(inputs)
+        held_out = open_rows(config.data.eval) if config.data.eval is not None else None
+        inputs = Inputs(config, run_dir, shape, plan, open_rows(config.data.train), held_out, resume, state, log)
+        schedule = schedule_of(inputs)
         total = schedule.total_steps
-        _check_resume(inputs, total)
+        check_resume(inputs, total)
         if log is not None:
             log.check(inputs.first_step + 1, total, composition_entry(inputs, composition(inputs)))
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
@@ -185,29 +146,6 @@ def _way_on(run_dir: Path) -> str:
     return f"{newest.name} is saved, go on with --resume {run_dir}"
 
 
-def _check_resume(inputs: Inputs, total: int) -> None:
-    """A checkpoint names rows by their position, so it needs the rows and the order that it was made with (K01)."""
-    if inputs.state is None:
-        return
-    before, now = inputs.state["data"], inputs.data_order
-    for key, name in (("seed", "run.seed"), ("shuffle", "data.shuffle")):
-        if before[key] != now[key]:
-            raise ConfigError(
-                f"{name} is {now[key]} and the checkpoint {inputs.resume} was made with {before[key]}: the order of "
-                f"rows would change; set it back, or start a new run"
-            )
-    if before != now:
-        raise ConfigError(
-            f"{inputs.config.data.train} has changed since the checkpoint {inputs.resume} was made ({before['rows']} "
-            f"rows then, {now['rows']} now): restore it, or start a new run"
-        )
-    if inputs.first_step > total:
-        raise ConfigError(
-            f"the run has {total} steps (train.max_steps or train.epochs) and the checkpoint {inputs.resume} is "
-            f"at step {inputs.first_step}: raise them, or go on from an earlier checkpoint"
-        )
-
-
 def _train(
     inputs: Inputs,
     schedule: Schedule,
@@ -220,7 +158,7 @@ def _train(
 ) -> None:
     config, plan = inputs.config, inputs.plan
     spec = composition(inputs)
-    costs = _costs(inputs)
+    costs = costs_of(inputs)
     at = inputs.first_step + 1
     files.decision(at, "plan", plan=plan_to_dict(plan))
     if config.cluster.address is not None:  # only now the nodes of the plan are known
@@ -245,58 +183,6 @@ def _train(
         controller.ask({(rank.role, rank.rank): ("export", str(aside)) for rank in ranks})
         controller.ask({(Role.CONSUMER, 0): ("finish_export", str(aside), str(folder))})
         ledger.line(f"exported to {folder}")
-
-
-def composition(inputs: Inputs) -> CompositionSpec:
-    """The rules by which rows become steps."""
-    config = inputs.config
-    train = config.train
-    return CompositionSpec(
-        num_rows=len(inputs.train),
-        step_samples=train.step.samples,
-        step_packs=train.step.packs,
-        policy=config.packing_policy,
-        max_tokens=config.packing.max_tokens,
-        lookahead=config.packing.lookahead,
-        num_consumers=inputs.plan.consumers.layout.dp_degree,
-        num_producers=len(inputs.plan.producers.leading),
-        producer_shards=inputs.plan.producers.layout.dp_shard,
-        trainable_encoder=config.trainable_encoder,
-        max_unit_patches=config.producers.max_unit_patches,
-        max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
-        horizon=inputs.horizon,
-        block_bytes=lambda sample: block_bytes(inputs.sample_bytes(sample)),
-        max_patches=config.packing.max_patches,
-        max_images=config.packing.max_images,
-        sync=sync_of(inputs.plan.consumers.layout),
-        own_pack=config.packing.on_long_row == "own_pack",
-        max_wait_steps=config.packing.max_wait_steps,
-    )
-
-
-def composition_entry(inputs: Inputs, spec: CompositionSpec) -> dict[str, Any]:
-    """What the decision log says of composition, beside the cost model."""
-    return {"seed": inputs.config.run.seed, "fingerprint": inputs.train.fingerprint, **spec.to_dict()}
-
-
-def _costs(inputs: Inputs) -> Costs:
-    config = inputs.config
-    base = CostModel.from_shape(inputs.shape, config.frozen, config.cut, config.packing.attention_efficiency)
-    costs = Costs(base, inputs.first_step, fits=config.packing.cost == "fitted", log=inputs.replay)
-    if inputs.state is not None and "costs" in inputs.state:
-        costs.load_state(inputs.state["costs"])
-    return costs
-
-
-def _schedule(inputs: Inputs) -> Schedule:
-    train = inputs.config.train
-    total = train.max_steps
-    if total is None:
-        assert train.step.samples is not None, "steps by packs have max_steps"
-        assert inputs.horizon is not None, "a run without max_steps goes by epochs"
-        total = math.ceil(inputs.horizon / train.step.samples)
-    every = inputs.config.checkpoint.every
-    return Schedule(total, inputs.first_step, inputs.eval is not None, train.eval_every, every)
 
 
 def _controller(
@@ -387,14 +273,3 @@ def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: Sto
     executor = RayExecutor(cluster, config.cluster.start_timeout_seconds)
     stack.callback(executor.close)
     return executor
-
-
-def _open(path: Path) -> Source:
-    source = open_source(path)
-    if not len(source):
-        raise DataError(f"{path} has no rows: give a file that has some")
-    return source
-
-
-def _open_eval(config: Config) -> Source | None:
-    return _open(config.data.eval) if config.data.eval is not None else None

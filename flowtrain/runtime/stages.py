@@ -29,26 +29,23 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
-from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
 from flowtrain.pool.pages import HugePages
 from flowtrain.pool.private import make_segment
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
-from flowtrain.runtime.executor import StageSpec
+from flowtrain.runtime.executor import StageReport, StageSpec
 from flowtrain.runtime.failure import telling_peers
 from flowtrain.runtime.nodes import LOOPBACK, Sight, look
-from flowtrain.telemetry.mfu import Peak
 from flowtrain.telemetry.spans import Spans, no_span
-from flowtrain.telemetry.tables import ParameterRow
 from flowtrain.telemetry.trace import Trace
-from flowtrain.types import Phase, Role
+from flowtrain.types import Role
 
 if TYPE_CHECKING:
     from flowtrain.models.half import Half
@@ -57,15 +54,6 @@ if TYPE_CHECKING:
 
 SPANNED = frozenset({"restore", "encode", "backward", "train", "reduce", "update", "save", "export", "read"})
 """Methods whose name is kept in the span file, so that an abort can be told from outside."""
-
-
-@dataclass(frozen=True, slots=True)
-class StageReport:
-    """What a process tells of itself once its stage is built."""
-
-    peak: Peak | None = None
-    parameters: tuple[ParameterRow, ...] = ()
-    segment: SegmentHandle | None = None
 
 
 class StageSlot:
@@ -136,12 +124,8 @@ class StageSlot:
         return self.address, look(paths)
 
     def _load_modules(self) -> None:
-        modules = {
-            Role.READER: ("flowtrain.data.reader", "transformers.models.auto.processing_auto"),
-            Role.PRODUCER: ("flowtrain.models.encoder", "flowtrain.producer.stage"),
-            Role.CONSUMER: ("flowtrain.models.backbone", "flowtrain.consumer.stage"),
-        }
-        for module in modules[self.role]:
+        reading = ("flowtrain.data.reader", "transformers.models.auto.processing_auto")
+        for module in reading if self.role is Role.READER else ("flowtrain.runtime.stage_build",):
             importlib.import_module(module)
 
     def _open_store(self, world_size: int, timeout_seconds: float, spread: bool) -> tuple[str, int]:
@@ -182,12 +166,13 @@ class StageSlot:
 
             self.stage = ReaderStage(config)
             return StageReport()
-        import torch
+        from flowtrain.runtime.stage_build import build_consumer, build_producer
 
-        torch.set_num_threads(rank_plan.threads)
         groups = self._join(spec, config, store)
-        build = self._producer if rank_plan.role is Role.PRODUCER else self._consumer
-        return build(spec, config, torch.device(rank_plan.device), groups)
+        build = build_producer if rank_plan.role is Role.PRODUCER else build_consumer
+        built = build(spec, config, groups, lambda: self._pool(config, spec), self._span)
+        self.stage, self._holding = built.stage, built.holding
+        return built.report
 
     def _span(self, name: str) -> AbstractContextManager[None]:
         return no_span(name) if self.spans is None else self.spans(name)
@@ -288,113 +273,9 @@ class StageSlot:
         self._joined = spec.store is not None
         return groups
 
-    def _producer(self, spec: StageSpec, config: Config, device: Any, groups: Groups) -> StageReport:
-        from flowtrain.data.images import EncoderInputs
-        from flowtrain.data.measure import open_measure
-        from flowtrain.data.sources import open_source
-        from flowtrain.models.encoder import EncoderHalf
-        from flowtrain.parallel.mesh import PEER_AXES, dp_rank
-        from flowtrain.producer.stage import ProducerStage
-        from flowtrain.update.collectives import Collectives
-
-        encoder = self._load_half(EncoderHalf, spec, config, device, groups)
-        measure = open_measure(config)
-        paths = {Phase.TRAIN: config.data.train, Phase.EVAL: config.data.eval}
-        sources = {
-            phase: EncoderInputs(measure, open_source(path), config.data, self._span)
-            for phase, path in paths.items()
-            if path
-        }
-        pool = self._pool(config, spec)
-        self.stage = ProducerStage(
-            dp_rank(spec.layout, spec.rank_plan.rank),
-            config,
-            encoder,
-            pool,
-            sources,
-            self._updater(encoder, config, groups),
-            measure.shape.features(config.cut),
-            groups.over(PEER_AXES),
-            groups.leads,
-            self._span,
-            Collectives(groups.over(("dp_shard",)), f"producer {groups.rank}", config.run.timeout_seconds).most,
-        )
-        return self._report(spec, config, encoder, pool.handle())
-
-    def _consumer(self, spec: StageSpec, config: Config, device: Any, groups: Groups) -> StageReport:
-        from flowtrain.consumer.stage import ConsumerStage
-        from flowtrain.models.backbone import BackboneHalf
-        from flowtrain.models.leak import check_packing
-        from flowtrain.parallel.mesh import PEER_AXES, dp_rank
-
-        backbone = self._load_half(BackboneHalf, spec, config, device, groups)
-        if check_packing(backbone) == "one-by-one" and backbone.is_sharded:
-            raise PlanError(
-                f"consumers.layout: samples of {type(backbone.model).__name__} go through the backbone one by one, and "
-                "ranks that share its parameters must run as many forwards each: use copies, such as r2"
-            )
-        self._share_tokens(backbone, groups)
-        pool = self._pool(config, spec)
-        updater = self._updater(backbone, config, groups)
-        self.stage = ConsumerStage(
-            dp_rank(spec.layout, spec.rank_plan.rank),
-            config,
-            backbone,
-            pool,
-            updater,
-            device,
-            groups.over(PEER_AXES),
-            groups.leads,
-            self._span,
-        )
-        return self._report(spec, config, backbone, None)
-
-    @staticmethod
-    def _share_tokens(backbone: Any, groups: Groups) -> None:
-        if groups.layout.cp > 1:
-            from flowtrain.parallel.context import apply_context
-
-            apply_context(backbone, groups.over(("cp",)))
-
-    def _load_half(self, kind: Any, spec: StageSpec, config: Config, device: Any, groups: Groups) -> Any:
-        """Encoder or backbone, of which this rank reads what it holds."""
-        from flowtrain.parallel.spread import SideSpread
-
-        spread = SideSpread(groups, config.run.timeout_seconds)
-        folder = Path(spec.weights_dir)
-        half = kind.load(config.model.path, folder, config, device, config.parameter_dtype, spread)
-        self._holding = spread.holding
-        return half
-
-    def _updater(self, half: Any, config: Config, groups: Groups) -> Any:
-        from flowtrain.update.updater import Updater
-
-        parameters = half.parameters_by_name()
-        if not any(parameter.requires_grad for parameter in parameters.values()):
-            return None
-        return Updater(
-            parameters,
-            half.module_of(),
-            config.train,
-            groups,
-            frozenset(config.debug.faults),
-            self.role,
-            config.run.timeout_seconds,
-            None if self._holding is None else self._holding.plan,
-        )
-
     def _pool(self, config: Config, spec: StageSpec) -> Any:
         from flowtrain.runtime.stage_pool import make_pool
 
         if self._reserved is not None:
             self.segment, self._reserved = self._reserved.result(), None
         return make_pool(config, spec, self.segment, local=self.local, endpoint=self.endpoint)
-
-    def _report(self, spec: StageSpec, config: Config, half: Any, segment: SegmentHandle | None) -> StageReport:
-        from flowtrain.models.table import parameter_rows
-        from flowtrain.runtime.peaks import peak_flops
-
-        rows = parameter_rows(half.parameters_by_name(), half.module_of())
-        plan = spec.rank_plan
-        peak = peak_flops(plan.device, config.model.dtype, plan.threads)
-        return StageReport(peak, rows, segment)

@@ -18,11 +18,10 @@ from flowtrain.config.loading import config_to_json
 from flowtrain.config.schema import Config
 from flowtrain.errors import LostProcessError
 from flowtrain.plan import Layout, Plan, RankPlan
-from flowtrain.runtime.executor import Executor, StageSpec
+from flowtrain.runtime.executor import Executor, StageReport, StageSpec
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.nodes import check_seen, look
 from flowtrain.runtime.owners import owner_ids
-from flowtrain.runtime.stages import StageReport
 from flowtrain.types import Role
 
 Rank = tuple[Role, int]

@@ -15,9 +15,9 @@ from flowtrain.data.sources import open_source
 from flowtrain.errors import DataError
 from flowtrain.packing import CostModel
 from flowtrain.runtime.executor import Answer
+from flowtrain.runtime.inputs import Inputs, composition
 from flowtrain.runtime.local import LocalExecutor
 from flowtrain.runtime.profile_bench import Bench
-from flowtrain.runtime.run import Inputs, composition
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.shapes import read_shape
 from flowtrain.types import Phase, Role, SampleMeta, SkippedRow
