@@ -9,30 +9,18 @@ from pathlib import Path
 
 import pytest
 from integration_runs import EXAMPLES, Train, make_config
+from layout_cells import session
 
-from flowtrain.config.schema import ClusterConfig
-from flowtrain.plan import RankPlan
-from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.ray_executor import RayExecutor
 from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
-from flowtrain.types import Role
 
 
 @pytest.fixture(scope="session")
 def actors() -> Iterator[RayExecutor]:
-    """One reader, two producers and two consumers; a run takes those that its plan needs."""
-    ranks = [RankPlan(Role.READER, 0, "cpu", 1)]
-    ranks += [RankPlan(role, rank, "cpu", 1) for role in (Role.PRODUCER, Role.CONSUMER) for rank in range(2)]
-    cluster = Cluster(ClusterConfig())
-    cluster.start(ranks)
-    executor = RayExecutor(cluster, start_timeout_seconds=120)
-    try:
-        executor.start(ranks)
+    """A reader, two producers and four consumers at most; a run takes those that its plan needs."""
+    with session(producers=2, consumers=4) as executor:
         yield executor
-    finally:
-        executor.close()
-        cluster.close()
 
 
 @pytest.fixture

@@ -5,13 +5,12 @@ A few cells of the table; `scripts/verify-all` runs all of it. Two steps of eigh
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from integration_runs import make_config
-from layout_cells import FROZEN, PROJECTOR, Cell, session, verify_cell
+from layout_cells import FROZEN, PROJECTOR, Cell, verify_cell
 from safetensors.torch import load_file
 
 from flowtrain.runtime.ray_executor import RayExecutor
@@ -31,20 +30,14 @@ CELLS = (
 )
 
 
-@pytest.fixture(scope="module")
-def ranks() -> Iterator[RayExecutor]:
-    with session(producers=2, consumers=4) as executor:
-        yield executor
-
-
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
-def test_a_layout_equals_plain(ranks: RayExecutor, tmp_path: Path, cell: Cell) -> None:
-    outcome = verify_cell(ranks, cell, tmp_path, steps=2)
+def test_a_layout_equals_plain(actors: RayExecutor, tmp_path: Path, cell: Cell) -> None:
+    outcome = verify_cell(actors, cell, tmp_path, steps=2)
     assert outcome.verdict.ok, outcome.verdict.sentence
     assert outcome.steps == 2
 
 
-def test_a_checkpoint_goes_on_in_another_layout(ranks: RayExecutor, tmp_path: Path) -> None:
+def test_a_checkpoint_goes_on_in_another_layout(actors: RayExecutor, tmp_path: Path) -> None:
     """Two steps in one layout and a third in others: loss and export are those of three steps in one process each."""
     losses, exports = {}, {}
     begun = None
@@ -52,12 +45,12 @@ def test_a_checkpoint_goes_on_in_another_layout(ranks: RayExecutor, tmp_path: Pa
         run_dir = tmp_path / f"run-{number}"
         run_dir.mkdir()
         config = make_config("emoji", run_dir, *_short(producers, consumers, steps=3 if begun else 2))
-        execute(config, run_dir, begun, StopRequest(60), executor=ranks)
+        execute(config, run_dir, begun, StopRequest(60), executor=actors)
         begun = begun or run_dir / "checkpoints" / "step-2"
         losses[consumers], exports[consumers] = _losses(run_dir), _export(run_dir)
     plain = tmp_path / "plain"
     plain.mkdir()
-    execute(make_config("emoji", plain, *_short("r1", "r1", steps=3)), plain, None, StopRequest(60), executor=ranks)
+    execute(make_config("emoji", plain, *_short("r1", "r1", steps=3)), plain, None, StopRequest(60), executor=actors)
     for consumers in ("f2", "r1"):
         assert losses[consumers][-1] == pytest.approx(_losses(plain)[-1], rel=1e-10)
         assert exports[consumers].keys() == _export(plain).keys()

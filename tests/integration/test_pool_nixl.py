@@ -88,7 +88,9 @@ def run_randomly(seed: int, environment: dict[str, str], prefixes: Sequence[Sequ
     for end in (end for both in pipes.values() for end in both):
         end.close()
     with ended(*processes):
-        told = [finished(process) for process in processes]
+        ends = [process.communicate(timeout=LIMIT) for process in processes]
+    assert not any(process.returncode for process in processes), "\n".join(errors for _, errors in ends)
+    told = [out for out, _ in ends]
     return sum(int(number) for text in told for number in re.findall(r"operations, (\d+) bytes", text))
 
 
