@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -88,7 +89,10 @@ def job(example: str, placement: str, folder: Path) -> list[dict[str, Any]]:
 
 
 def jobs() -> tuple[Rows, list[Check]]:
-    """Losses with and without processes between the halves; time in the pool as a share of the step."""
+    """Losses with and without processes between the halves; time in the pool, of all processes, as a share of the step.
+
+    The median step counts: a process that is put aside in the middle of a call counts the time of whatever else runs.
+    """
     rows, checks = [], []
     with tempfile.TemporaryDirectory() as folder:
         for example in JOBS:
@@ -96,10 +100,11 @@ def jobs() -> tuple[Rows, list[Check]]:
             ours, plain = ([record["loss_hex"] for record in run] for run in runs.values())
             worst = max(abs(float.fromhex(a) / float.fromhex(b) - 1) for a, b in zip(ours, plain, strict=True))
             steady = runs["disaggregated"][WARM_UP_STEPS:]
-            seconds = sum(record["time_metrics/end_to_end(s)"] for record in steady)
-            share = sum(record["pool/seconds"] for record in steady) / seconds
+            shares = [record["pool/seconds"] / record["time_metrics/end_to_end(s)"] for record in steady]
+            share = statistics.median(shares)
             rows.append(_row(f"{example}: relative difference of the loss, {len(ours)} steps", worst, ""))
-            rows.append(_row(f"{example}: time in the pool", 100 * share, "% of the step"))
+            rows.append(_row(f"{example}: time in the pool, median step", 100 * share, "% of the step"))
+            rows.append(_row(f"{example}: time in the pool, worst step", 100 * max(shares), "% of the step"))
             checks.append(Check(f"{example}_pool_share_of_step", share, "<=", POOL_SHARE))
             checks.append(Check(f"{example}_loss_difference", worst, "<=", 1e-6))
     return rows, checks

@@ -31,7 +31,9 @@ from flowtrain.pool.transport.nixl_agent import PACKAGES, why_missing
 
 BLOCK_BYTES = 64 * 2**20
 NUM_BLOCKS = 4
-REPEATS = 15
+PROCESSES, REPEATS = 3, 6
+"""Readers one after the other, and reads by each; the best of all counts."""
+
 SECONDS = 60.0
 LIMIT = 0.9
 CARRIERS = {"shared memory": "", "TCP": "tcp"}
@@ -133,11 +135,14 @@ def measure(seed: int) -> Result:
     rows, checks = [], []
     context = multiprocessing.get_context("spawn")
     for carrier in CARRIERS:
-        mine, theirs = context.Pipe()
-        process = context.Process(target=measure_carrier, args=(carrier, theirs))
-        process.start()
-        seconds: dict[str, list[float]] = mine.recv()
-        process.join(SECONDS)
+        seconds: dict[str, list[float]] = {}
+        for _ in range(PROCESSES):
+            mine, theirs = context.Pipe()
+            process = context.Process(target=measure_carrier, args=(carrier, theirs))
+            process.start()
+            for name, found in mine.recv().items():
+                seconds.setdefault(name, []).extend(found)
+            process.join(SECONDS)
         speed = {name: BLOCK_BYTES / min(found) / 1e9 for name, found in seconds.items()}
         for name, found in seconds.items():
             rows.append(
@@ -153,7 +158,7 @@ def measure(seed: int) -> Result:
         checks.append(
             Check(f"NIXL read of 64 MiB over {carrier}, share of bare speed", speed["pool"] / bare, ">=", LIMIT)
         )
-    settings: dict[str, Any] = {"block_bytes": BLOCK_BYTES, "blocks": NUM_BLOCKS, "repeats": REPEATS}
+    settings: dict[str, Any] = {"block_bytes": BLOCK_BYTES, "blocks": NUM_BLOCKS, "repeats": PROCESSES * REPEATS}
     return Result(settings, rows, checks)
 
 

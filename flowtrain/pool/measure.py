@@ -1,10 +1,10 @@
 """How fast the pool is on this machine: put + get beside a plain copy, a second reader, reserve + release.
 
-    round r:  plain  block[r mod n].copy_(source)                        ┐ one after the other, so that whatever else
-              pool   free(oldest) · put(source) ─▶ ref · get · release   ┘ the machine does meets both alike
+    turn:  plain  block[i mod n].copy_(source)                        ┐ a few blocks each, one after the other, so that
+           pool   free(oldest) · put(source) ─▶ ref · get · release   ┘ whatever else the machine does meets both alike
 
 Both kinds of memory are prefaulted and have the same number of blocks in rotation, as many as fill a segment of the
-default size (so that both write memory and not caches); one thread; the best of the rounds.
+default size (so that both write memory and not caches); one thread; the best of all turns.
 The reader is another client over shared memory with a mapping of its own, as in another process.
 """
 
@@ -28,6 +28,8 @@ from flowtrain.types import Address, EmbeddingRef, Phase, TensorSpec, UnitId
 MIB = 2**20
 ROUNDS = 15
 SEGMENT_BYTES = 256 * MIB
+TURN_BYTES = 16 * MIB
+"""A few milliseconds of copying: short enough to fit between two looks of the scheduler at other work."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ _UNIT = UnitId(Phase.TRAIN, 1, 0, 0, 0)
 def copy_time(payload_bytes: int, rounds: int = ROUNDS) -> CopyTime:
     """Put + get of blocks of this size, beside copies into ordinary tensors."""
     num_blocks = max(SEGMENT_BYTES // payload_bytes, 2)
+    per_turn = max(TURN_BYTES // payload_bytes, 1)
     source = torch.randint(0, 256, (payload_bytes,), dtype=torch.uint8)
     targets = [torch.zeros(payload_bytes, dtype=torch.uint8) for _ in range(num_blocks)]
     rotation = Rotation(payload_bytes, num_blocks)
@@ -94,15 +97,17 @@ def copy_time(payload_bytes: int, rounds: int = ROUNDS) -> CopyTime:
     try:
         best_pool = best_plain = float("inf")
         for _ in range(rounds):
-            start = time.perf_counter()
-            for target in targets:
-                target.copy_(source)
-            middle = time.perf_counter()
-            for _ in range(num_blocks):
-                rotation.get(rotation.put(source))
-            end = time.perf_counter()
-            best_plain = min(best_plain, (middle - start) / num_blocks)
-            best_pool = min(best_pool, (end - middle) / num_blocks)
+            for first in range(0, num_blocks, per_turn):
+                turn = targets[first : first + per_turn]
+                start = time.perf_counter()
+                for target in turn:
+                    target.copy_(source)
+                middle = time.perf_counter()
+                for _ in turn:
+                    rotation.get(rotation.put(source))
+                end = time.perf_counter()
+                best_plain = min(best_plain, (middle - start) / len(turn))
+                best_pool = min(best_pool, (end - middle) / len(turn))
         return CopyTime(payload_bytes, best_pool, best_plain)
     finally:
         torch.set_num_threads(before)

@@ -110,13 +110,26 @@ class SegmentTensors:
         self._memory = memoryview(b"")
 
 
-def copy_over(targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], what: str, position: int) -> None:
-    """Copy tensors over those of a block, cast to their dtype; gradients are to be off."""
-    for target, tensor in zip(targets, tensors, strict=True):
-        assert tensor.shape == target.shape, (
-            f"{what} of position {position} have shape {tuple(tensor.shape)}, expected {tuple(target.shape)}"
-        )
-        target.copy_(tensor)
+class Copies:
+    """Copies into blocks, gathered and made in one call: what a call costs is paid once for a whole unit or pack."""
+
+    def __init__(self) -> None:
+        self._targets: list[torch.Tensor] = []
+        self._sources: list[torch.Tensor] = []
+
+    def add(self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], what: str, position: int) -> None:
+        """These tensors over those of a block, which have the same shapes; `what` and `position` are for messages."""
+        for target, tensor in zip(targets, tensors, strict=True):
+            assert tensor.shape == target.shape, (
+                f"{what} of position {position} have shape {tuple(tensor.shape)}, expected {tuple(target.shape)}"
+            )
+        self._targets += targets
+        self._sources += tensors
+
+    def make(self) -> None:
+        """Copy, cast to the dtypes of the blocks; gradients are to be off."""
+        if self._targets:
+            torch._foreach_copy_(self._targets, self._sources)
 
 
 @cache
