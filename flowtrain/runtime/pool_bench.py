@@ -14,6 +14,7 @@ actor A                                actor B
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -60,7 +61,7 @@ class PoolSide(SegmentServer):
             self.pools[name] = PoolClient(segment, reached_by, timeout_seconds=CALL_SECONDS)
         self.source = np.random.default_rng(owner).integers(0, 256, payload_bytes, dtype=np.uint8)
         self.tensor = torch.from_numpy(self.source)
-        torch.set_num_threads(1)
+        torch.set_num_threads(os.cpu_count() or 1)  # Ray copies with threads of its own
 
     def handles(self) -> dict[str, SegmentHandle]:
         """Of each transport's segment."""

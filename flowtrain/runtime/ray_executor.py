@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import queue
+import re
 import threading
 import time
 from collections import deque
@@ -18,7 +19,7 @@ from functools import partial
 from typing import Any
 
 import ray
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import NodeDiedError, OutOfMemoryError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowtrain.errors import LostProcessError, PlanError
@@ -29,6 +30,9 @@ from flowtrain.runtime.guard import die_with
 from flowtrain.runtime.ray_transport import SegmentServer, own_endpoint
 from flowtrain.runtime.stages import StageSlot
 from flowtrain.types import Role
+
+GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
+"""What Ray says where an actor's process is no more. An actor ended for want of memory has an error of its own kind."""
 
 
 class StageActor(SegmentServer):
@@ -92,7 +96,7 @@ class RayExecutor:
                 role, rank = key = waiting.pop(ref)
                 try:
                     self._pids[key] = ray.get(ref)
-                except RayActorError as error:
+                except GONE as error:
                     raise LostProcessError(f"{role} {rank} died while starting: {_reason(error)}") from error
         for role, rank in missing:
             self._listen(self._actors[role, rank].watch.remote(), role, rank, "watch")
@@ -161,12 +165,12 @@ class RayExecutor:
             if self._actors.get((role, rank)) is not actor:
                 return  # its process was ended
             error = future.exception()
-            if method != "watch" and not isinstance(error, RayActorError):
+            if method != "watch" and not isinstance(error, GONE):
                 self._unanswered[role, rank].remove(method)
             if error is None:
                 self._answers.put(Answer(role, rank, method, future.result(), payload=payload))
             else:
-                told, died = self._translate(error, role, rank, method), isinstance(error, RayActorError)
+                told, died = self._translate(error, role, rank, method), isinstance(error, GONE)
                 self._answers.put(Answer(role, rank, method, None, told, died=died))
 
         ref.future().add_done_callback(done)
@@ -177,7 +181,7 @@ class RayExecutor:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get((role, rank))}):\n{error}")
             return cause
-        if isinstance(error, RayActorError):
+        if isinstance(error, GONE):
             pid = self._pids.get((role, rank))
             lost = LostProcessError(f"{role} {rank} (pid {pid}) died {self._doing(role, rank)}: {_reason(error)}")
             lost.add_note(f"Ray says: {error}")
@@ -195,8 +199,13 @@ class RayExecutor:
 def _reason(error: BaseException) -> str:
     """Why an actor is gone, and what to do about it, as far as Ray can tell."""
     text = " ".join(str(error).split())
-    if "low on memory" in text or "OutOfMemory" in type(error).__name__:
-        return "Ray ended it because the node ran low on memory; lower packing.max_tokens or pool.bytes"
+    if isinstance(error, OutOfMemoryError) or "low on memory" in text:
+        used = re.search(r"was (\S+ used / \S+ limit)", text)
+        memory = f" ({used[1]} by all programs)" if used else ""
+        return (
+            f"Ray ended it because its node ran low on memory{memory}; lower packing.max_tokens or pool.bytes, or end "
+            f"other programs; go on with --resume"
+        )
     if "node" in text.lower() and "died" in text and "unexpectedly exits" not in text:
         return "its node is gone; go on with --resume once the cluster is whole"
     if "unexpectedly exits" in text or "connection error" in text:

@@ -9,7 +9,7 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from ray.exceptions import RayActorError, RayTaskError
+from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from flowtrain.config.schema import ClusterConfig
 from flowtrain.errors import DataError, LostProcessError, PeerError, PlanError
@@ -110,16 +110,32 @@ def test_a_stage_s_own_error_comes_through_as_it_is(executor: RayExecutor) -> No
 
 
 @pytest.mark.parametrize(
-    ("said", "told"),
+    ("kind", "said", "told"),
     [
-        ("Worker unexpectedly exits with a connection error code 2. End of file.", "killed or crashed in native code"),
-        ("Task was killed due to the node running low on memory.", "low on memory; lower packing.max_tokens"),
-        ("The actor died because its node has died. Node Id: 12", "its node is gone"),
-        ("The actor is dead.", "The actor is dead.; go on with --resume"),
+        (
+            RayActorError,
+            "Worker unexpectedly exits with a connection error code 2. End of file.",
+            "crashed in native code",
+        ),
+        (
+            RayActorError,
+            "Task was killed due to the node running low on memory.",
+            "low on memory; lower packing.max_tokens",
+        ),
+        (
+            OutOfMemoryError,
+            "3 worker(s) were killed. Memory on the node (IP: 10.0.0.1) was 22.55GB used / 23.54GB limit (0.957890)",
+            "low on memory (22.55GB used / 23.54GB limit by all programs); lower packing.max_tokens",
+        ),
+        (RayActorError, "The actor died because its node has died. Node Id: 12", "its node is gone"),
+        (RayActorError, "The actor is dead.", "The actor is dead.; go on with --resume"),
     ],
 )
-def test_a_dead_actor_is_a_lost_process_with_a_way_on(executor: RayExecutor, said: str, told: str) -> None:
-    error = executor._translate(RayActorError(error_msg=said), Role.CONSUMER, 0, "train")
+def test_a_dead_actor_is_a_lost_process_with_a_way_on(
+    executor: RayExecutor, kind: type[RayError], said: str, told: str
+) -> None:
+    given = kind(error_msg=said) if kind is RayActorError else kind(said)
+    error = executor._translate(given, Role.CONSUMER, 0, "train")
     assert isinstance(error, LostProcessError)
     assert told in str(error)
     assert str(error).startswith("consumer 0 (pid None) died while idle: ")
