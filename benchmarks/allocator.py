@@ -324,10 +324,14 @@ def measure(seed: int, options: Options) -> Result:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--trace", type=Path, default=ROOT / "benchmarks/traces/mix_sft_8k.parquet")
-    parser.add_argument("--plans", type=Path, default=ROOT / "examples/plans")
-    parser.add_argument("--instances", type=int, default=1200)
-    given, rest = parser.parse_known_args()
-    chosen = Options(given.trace.resolve(), given.plans.resolve(), given.instances)
-    main("allocator", lambda seed: measure(seed, chosen), arguments=rest)
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--trace", type=Path, default=ROOT / "benchmarks/traces/mix_sft_8k.parquet", help="sizes of rows"
+    )
+    parser.add_argument("--plans", type=Path, default=ROOT / "examples/plans", help="folder of model folders")
+    parser.add_argument("--instances", type=int, default=1200, help="random problems for the exact search")
+    main(
+        "allocator",
+        lambda given: measure(given.seed, Options(given.trace.resolve(), given.plans.resolve(), given.instances)),
+        parser,
+    )

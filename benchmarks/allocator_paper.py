@@ -134,4 +134,4 @@ def measure(seed: int) -> Result:
 
 
 if __name__ == "__main__":
-    main("allocator_paper", measure)
+    main("allocator_paper", lambda options: measure(options.seed))

@@ -19,7 +19,6 @@ verl's and TRL's own functions run on the same rows where they are installed (`-
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -156,7 +155,7 @@ def _rows(path: Path, high_resolution: bool) -> Sequence[SampleMeta]:
     return load(Trace(path.stem, path, 2**40, 2**40, high_resolution), "file", 0)
 
 
-def measure(options: argparse.Namespace, seed: int) -> Result:
+def measure(options: argparse.Namespace) -> Result:
     table: Rows = []
     limits: list[Check] = []
 
@@ -168,10 +167,10 @@ def measure(options: argparse.Namespace, seed: int) -> Result:
     traces = MIXTURES if options.trace is None else (other(options.trace, options.cap, options.high_resolution),)
     for trace in traces:
         for order in orders:
-            add(mixtures(trace, order, seed, options.full, options.peers))
+            add(mixtures(trace, order, options.seed, options.full, options.peers))
     if options.trace is None and options.order is None:
         for trace in SINGLES:
-            add(single(trace, seed))
+            add(single(trace, options.seed))
     settings = {
         "traces": [f"{trace.name}: cap {trace.cap}, strict {trace.strict}" for trace in traces],
         "orders": list(orders),
@@ -182,17 +181,18 @@ def measure(options: argparse.Namespace, seed: int) -> Result:
     return Result(settings, table, limits)
 
 
-def run(arguments: Sequence[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.packing", add_help=False)
-    parser.add_argument("--trace", type=Path)
-    parser.add_argument("--cap", type=int)
-    parser.add_argument("--high-resolution", action="store_true")
-    parser.add_argument("--order", choices=("random", "blocked", "file"))
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    parser.add_argument(
+        "--trace", type=Path, help="file of row sizes; default: the mixtures and the data sets of one kind"
+    )
+    parser.add_argument(
+        "--cap", type=int, help="most tokens of a pack, for --trace; default: a quarter above its longest row"
+    )
+    parser.add_argument("--high-resolution", action="store_true", help="sizes of --trace by its high-resolution rule")
+    parser.add_argument(
+        "--order", choices=("random", "blocked", "file"), help="of the rows; default: random and blocked"
+    )
     parser.add_argument("--peers", type=Path, help="folder with verl and trl, where they are not installed")
     parser.add_argument("--full", action="store_true", help="also 4,096 packs a step")
-    options, rest = parser.parse_known_args(arguments)
-    main("packing", lambda seed: measure(options, seed), arguments=rest)
-
-
-if __name__ == "__main__":
-    run(sys.argv[1:])
+    main("packing", measure, parser)

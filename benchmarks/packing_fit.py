@@ -235,4 +235,4 @@ def log_with(choice: Choice, config: Config) -> Path:
 
 
 if __name__ == "__main__":
-    main("packing_fit", measure)
+    main("packing_fit", lambda options: measure(options.seed))

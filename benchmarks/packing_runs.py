@@ -1,8 +1,9 @@
 """Traces composed into steps: the runs of `benchmarks.packing`.
 
-    trace ─▶ rows in a seeded order, over and over ─▶ Composer ─▶ steps, CPU seconds of each
+    trace ─▶ rows in a seeded order, over and over ─▶ blocks ─▶ Composer ─▶ steps, CPU seconds of each
 
-CPU time is that of adding rows and composing, of this thread; the rows of the trace themselves are made outside it.
+CPU time is that of adding blocks of rows and composing, of this thread, as the driver of a run does both; the rows of
+the trace themselves are made outside it.
 """
 
 from __future__ import annotations
@@ -10,15 +11,18 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flowtrain.data.stream import BLOCK_ROWS
 from flowtrain.packing import Composer, CompositionSpec, CostModel
-from flowtrain.packing.cost import SHIFT
+from flowtrain.packing.cost import SHIFT, reference_pairs
 from flowtrain.packing.measure import measure
 from flowtrain.packing.trace import Order, in_order
+from flowtrain.runtime.collector import rare_collection
 from flowtrain.sizes import read_trace
 from flowtrain.types import SampleMeta, Step
 
@@ -58,7 +62,7 @@ class Run:
 
 def load(trace: Trace, order: Order, seed: int) -> list[SampleMeta]:
     """Rows that fit the cap, in order."""
-    rows, sources = read_trace(trace.path, trace.high_resolution)
+    rows, sources = read_trace(trace.path, trace.high_resolution, pairs=reference_pairs)
     kept = [(row, source) for row, source in zip(rows, sources, strict=True) if row.tokens <= trace.strict]
     return in_order([row for row, _ in kept], [source for _, source in kept], order, seed)
 
@@ -69,7 +73,7 @@ def endless(rows: Sequence[SampleMeta]) -> Iterator[SampleMeta]:
     position = len(rows)
     while True:
         for row in rows:
-            yield replace(row, position=position)
+            yield row._replace(position=position)
             position += 1
 
 
@@ -91,8 +95,8 @@ def spec_of(run: Run, rows: Sequence[SampleMeta]) -> CompositionSpec:
     )
 
 
-def _block_bytes(sample: SampleMeta) -> int:
-    return 7168 * sample.vision_tokens
+def _block_bytes(tokens: int, patches: int) -> int:
+    return 7168 * tokens
 
 
 def compose(spec: CompositionSpec, rows: Sequence[SampleMeta], num_steps: int) -> tuple[list[Step], list[float]]:
@@ -101,21 +105,21 @@ def compose(spec: CompositionSpec, rows: Sequence[SampleMeta], num_steps: int) -
     steps: list[Step] = []
     seconds: list[float] = []
     spent = 0.0
-    # The rows of the whole trace stay in memory here; a run holds those of its window.
     gc.collect()
-    gc.freeze()
-    while len(steps) < num_steps:
-        drawn = [next(waiting) for _ in range(composer.wants())]
-        start = time.thread_time()
-        for row in drawn:
-            composer.add(row)
-        step = None if composer.wants() else composer.next()
-        spent += time.thread_time() - start
-        if step is not None:
-            steps.append(step)
-            seconds.append(spent)
-            spent = 0.0
-    gc.unfreeze()
+    with rare_collection():
+        while len(steps) < num_steps:
+            num_blocks = -(-composer.wants() // BLOCK_ROWS)
+            blocks = [list(islice(waiting, BLOCK_ROWS)) for _ in range(num_blocks)]
+            start = time.thread_time()
+            for block in blocks:
+                skipped = composer.add(block)
+                assert not skipped, skipped
+            step = None if composer.wants() else composer.next()
+            spent += time.thread_time() - start
+            if step is not None:
+                steps.append(step)
+                seconds.append(spent)
+                spent = 0.0
     return steps, seconds
 
 

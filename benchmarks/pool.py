@@ -132,8 +132,7 @@ def _row(figure: str, value: Any, unit: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
-    parser.add_argument("--journals", type=Path)
-    parser.add_argument("--trace", type=Path, default=pool_arena.TRACE)
-    options, rest = parser.parse_known_args()
-    main("pool", lambda seed: measure(seed, options.journals, options.trace), arguments=rest)
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--journals", type=Path, help="folder of run folders with a pool.csv")
+    parser.add_argument("--trace", type=Path, default=pool_arena.TRACE, help="parquet file with n_vision_tokens")
+    main("pool", lambda options: measure(options.seed, options.journals, options.trace), parser)

@@ -111,12 +111,15 @@ def _journals(folder: Path) -> list[Lifetimes]:
     return [one for file in files for one in read_journal(file, file.parent.name)]
 
 
+def run(options: argparse.Namespace) -> Result:
+    if options.keep and options.journals:
+        write_lifetimes(options.keep, _journals(options.journals))
+    return measure(options.seed, options.journals, options.trace)
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(add_help=False)
+    parser = argparse.ArgumentParser()
     parser.add_argument("--journals", type=Path, help="folder of run folders with a pool.csv")
     parser.add_argument("--trace", type=Path, default=TRACE, help="parquet file with n_vision_tokens")
     parser.add_argument("--keep", type=Path, help="write the lifetimes of --journals to this file")
-    options, rest = parser.parse_known_args()
-    if options.keep and options.journals:
-        write_lifetimes(options.keep, _journals(options.journals))
-    main("pool_arena", lambda seed: measure(seed, options.journals, options.trace), arguments=rest)
+    main("pool_arena", run, parser)

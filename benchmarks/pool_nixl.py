@@ -166,4 +166,4 @@ if __name__ == "__main__":
     if missing := why_missing():
         print(f"benchmark pool_nixl: left out, {missing}", file=sys.stderr)
     else:
-        main("pool_nixl", measure)
+        main("pool_nixl", lambda options: measure(options.seed))

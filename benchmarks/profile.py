@@ -117,4 +117,4 @@ def measure(seed: int) -> Result:
 
 
 if __name__ == "__main__":
-    main("profile", measure)
+    main("profile", lambda options: measure(options.seed))

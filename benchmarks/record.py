@@ -1,6 +1,6 @@
 """The form of a benchmark's result: what ran, where, with which settings, and whether its limits were kept.
 
-    main("packing", measure) ──▶ measure(seed) ──▶ Result(settings, rows, checks) ──▶ table, --json FILE, exit code
+    main("packing", measure) ──▶ measure(options) ──▶ Result(settings, rows, checks) ──▶ table, --json FILE, exit code
 
 A check is `{name, value, op, limit, ok}`; with `--check` the exit code is 1 when one is not ok.
 """
@@ -95,14 +95,20 @@ def table(rows: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def main(name: str, measure: Callable[[int], Result], seed: int = 0, arguments: Sequence[str] | None = None) -> None:
-    """Parse the command line (or `arguments`), measure, write the record, leave with the exit code of the checks."""
-    parser = argparse.ArgumentParser(prog=f"python -m benchmarks.{name}")
+def main(
+    name: str, measure: Callable[[argparse.Namespace], Result], parser: argparse.ArgumentParser | None = None
+) -> None:
+    """Parse the command line, measure, write the record, leave with the exit code of the checks.
+
+    `parser` has the benchmark's own options; those that all have are added to it. `measure` gets what was given.
+    """
+    parser = parser or argparse.ArgumentParser()
+    parser.prog = f"python -m benchmarks.{name}"
     parser.add_argument("--json", type=Path, help="write the record to this file")
     parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is not kept")
-    parser.add_argument("--seed", type=int, default=seed)
-    options = parser.parse_args(arguments)
-    result = measure(options.seed)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    result = measure(options)
     checks = [check.to_dict() for check in result.checks]
     print(table(result.rows), table(checks), sep="\n\n")
     if options.json:

@@ -22,8 +22,8 @@ In a trace one LLM token of vision stands for `PATCHES_PER_TOKEN` encoder patche
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from itertools import islice
+from collections.abc import Callable, Sequence
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,11 @@ from flowtrain.types import ImageMeta, SampleMeta, SkippedRow
 
 SIZES_SUFFIX = ".sizes.jsonl"
 PATCHES_PER_TOKEN = 4
+
+
+def all_pairs(patches: int) -> int:
+    """Of an image whose patches all attend to each other, in one layer."""
+    return patches * patches
 
 
 def sizes_file(data: Path) -> Path:
@@ -54,10 +59,13 @@ def row_sizes(row: SampleMeta | SkippedRow) -> dict[str, Any]:
     }
 
 
-def read_sizes(path: Path, about: int | None = None) -> list[SampleMeta | None]:
+def read_sizes(
+    path: Path, about: int | None = None, pairs: Callable[[int], int] = all_pairs
+) -> list[SampleMeta | None]:
     """Rows of a scan, positions numbered from 0; None where one cannot be used.
 
-    `about`: of a longer file, about so many rows are read, evenly from all of it.
+    `about`: of a longer file, about so many rows are read, evenly from all of it. `pairs`: of an image of so many
+    patches (`EncoderShape.attended_pairs`); an encoder's geometry is not in the file.
 
     Raises:
         DataError: the file cannot be read, or a line is no row size.
@@ -73,20 +81,25 @@ def read_sizes(path: Path, about: int | None = None) -> list[SampleMeta | None]:
             if "skipped" in size:
                 rows.append(None)
                 continue
-            images = tuple(ImageMeta(*image) for image in size["images"])
+            images = tuple(ImageMeta(h, w, tokens, patches, pairs(patches)) for h, w, tokens, patches in size["images"])
             counts = (size["text_tokens"], size["vision_tokens"], size["trained_tokens"])
-            rows.append(SampleMeta(len(rows), size["row"], size["id"], *counts, images))
+            rows.append(SampleMeta.of(len(rows), size["row"], size["id"], *counts, images))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}:{number + 1} is no row size: run `flowtrain data scan` again") from error
     return rows
 
 
 def read_trace(
-    path: Path, high_resolution: bool = False, trained_share: float = 1.0, about: int | None = None
+    path: Path,
+    high_resolution: bool = False,
+    trained_share: float = 1.0,
+    about: int | None = None,
+    pairs: Callable[[int], int] = all_pairs,
 ) -> tuple[list[SampleMeta], list[str]]:
     """Rows of a trace in the order of the file, and the source of each.
 
-    `trained_share`: of the text tokens, where a row does not say how many are trained. `about`: as in `read_sizes`.
+    `trained_share`: of the text tokens, where a row does not say how many are trained. `about`, `pairs`: as in
+    `read_sizes`.
 
     Raises:
         DataError: the file is not a trace.
@@ -110,8 +123,9 @@ def read_trace(
         tokens = images[number]
         answer = answers[number] if answers is not None else None
         trained = round(text * trained_share) if answer is None else min(answer, text)
-        metas = tuple([ImageMeta(0, 0, of_image, PATCHES_PER_TOKEN * of_image) for of_image in tokens])
-        rows.append(SampleMeta(number, number, f"row-{number}", text, sum(tokens), trained, metas))
+        patches = [PATCHES_PER_TOKEN * of_image for of_image in tokens]
+        metas = tuple(map(ImageMeta, repeat(0), repeat(0), tokens, patches, map(pairs, patches)))
+        rows.append(SampleMeta.of(number, number, f"row-{number}", text, sum(tokens), trained, metas))
     sources = columns.get("source")
     return rows, [str(source) for source in sources] if sources is not None else [""] * len(rows)
 

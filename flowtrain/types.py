@@ -65,8 +65,7 @@ class FeatureSpec(NamedTuple):
         return patches + self.class_rows * -(-patches // self.tile_patches)
 
 
-@dataclass(frozen=True, slots=True)
-class ImageMeta:
+class ImageMeta(NamedTuple):
     """One image of a sample as its header tells it, before any pixel is decoded.
 
     Attributes:
@@ -74,17 +73,19 @@ class ImageMeta:
         width: pixels of the stored image.
         tokens: LLM tokens that stand for it (its placeholders).
         patches: vision-encoder patches.
+        patch_pairs: pairs of patches that attend to each other, over the encoder's layers
+            (`EncoderShape.attended_pairs`).
     """
 
     height: int
     width: int
     tokens: int
     patches: int
+    patch_pairs: int
 
 
-@dataclass(frozen=True, slots=True)
-class SampleMeta:
-    """One training row without its payload.
+class SampleMeta(NamedTuple):
+    """One training row without its payload. `of` makes one and adds up its images, where it is read, once.
 
     Attributes:
         position: place in the run's global order (epoch · rows + index in the epoch's permutation).
@@ -95,7 +96,9 @@ class SampleMeta:
         trained_tokens: tokens with a label (assistant tokens and the end token).
         images: one entry per image, in the order of their placeholders.
         block: number of the payload block that holds this sample's token ids.
-        index: place of the sample within that block.
+        place: of the sample within that block.
+        patches: of all images.
+        patch_pairs: of all images.
     """
 
     position: int
@@ -104,22 +107,36 @@ class SampleMeta:
     text_tokens: int
     vision_tokens: int
     trained_tokens: int
-    images: tuple[ImageMeta, ...] = ()
-    block: int = 0
-    index: int = 0
+    images: tuple[ImageMeta, ...]
+    block: int
+    place: int
+    patches: int
+    patch_pairs: int
+
+    @classmethod
+    def of(
+        cls,
+        position: int,
+        row: int,
+        id: str,
+        text_tokens: int,
+        vision_tokens: int,
+        trained_tokens: int,
+        images: tuple[ImageMeta, ...] = (),
+        block: int = 0,
+        place: int = 0,
+    ) -> SampleMeta:
+        patches, patch_pairs = sum(image.patches for image in images), sum(image.patch_pairs for image in images)
+        counts = text_tokens, vision_tokens, trained_tokens
+        return cls(position, row, id, *counts, images, block, place, patches, patch_pairs)
 
     @property
     def tokens(self) -> int:
         """LLM-side sequence length: text and vision tokens."""
         return self.text_tokens + self.vision_tokens
 
-    @property
-    def patches(self) -> int:
-        return sum(image.patches for image in self.images)
 
-
-@dataclass(frozen=True, slots=True)
-class SkippedRow:
+class SkippedRow(NamedTuple):
     """A row that is read and not trained: counted under `reason` and named in the summary (contract C11)."""
 
     position: int
@@ -139,8 +156,7 @@ class UnitId(NamedTuple):
     number: int
 
 
-@dataclass(frozen=True, slots=True)
-class EncodeUnit:
+class EncodeUnit(NamedTuple):
     """Whole samples of one pack that share one encoder call, in this order.
 
     Attributes:
@@ -158,8 +174,7 @@ class EncodeUnit:
     producer: int | None
 
 
-@dataclass(frozen=True, slots=True)
-class Pack:
+class Pack(NamedTuple):
     """One microbatch of whole samples for one consumer rank.
 
     Attributes:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -132,7 +133,7 @@ def _spec(rows: int, ranks: int, changes: dict[str, int | None], **known: Any) -
         "max_unit_patches": 4096,
         "max_pack_vision_bytes": NO_POOL,
         "horizon": rows,
-        "block_bytes": lambda sample: sample.vision_tokens,
+        "block_bytes": lambda tokens, patches: tokens,
     }
     fields |= known | {key: value for key, value in changes.items() if value is not None}
     if changes["step_packs"] is not None:
@@ -150,6 +151,7 @@ def _of_trace(
     high_resolution: bool,
 ) -> Subject:
     from flowtrain.packing import CostModel
+    from flowtrain.packing.cost import reference_pairs
     from flowtrain.packing.trace import in_order
     from flowtrain.shapes import read_shape
     from flowtrain.sizes import read_trace
@@ -157,14 +159,16 @@ def _of_trace(
 
     if not path.is_file():
         raise ConfigError(f"{path} does not exist: give a config (.yaml) or a trace of row sizes (.parquet)")
-    rows = in_order(*read_trace(path, high_resolution), order=order, seed=seed)
+    shape = read_shape(model) if model else None
+    pairs = shape.vision.attended_pairs if shape else reference_pairs
+    rows = in_order(*read_trace(path, high_resolution, pairs=pairs), order=order, seed=seed)
     if not rows:
         raise DataError(f"{path} has no rows: give a file that has some")
     longest = max(row.tokens for row in rows)
     cap = changes["max_tokens"] or -(-int(SLACK * longest) // 1024) * 1024
     usable, notes = _within(rows, cap)
-    cost = CostModel.from_shape(read_shape(model), frozenset(), Cut.AFTER_PROJECTOR) if model else CostModel.reference()
-    if model is None:
+    cost = CostModel.from_shape(shape, frozenset(), Cut.AFTER_PROJECTOR) if shape else CostModel.reference()
+    if shape is None:
         notes = (*notes, "costs are those of a 7B model that trains whole; --model FOLDER takes another's")
     return Subject(path.name, usable, _spec(len(usable), ranks, changes, max_tokens=cap), cost, notes)
 
@@ -211,13 +215,14 @@ def _of_config(
 def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, ...]]:
     """Rows of the training data in the run's order: from the sizes that a scan wrote, else the first ones, measured."""
     from flowtrain.data.order import Order
+    from flowtrain.shapes import read_shape
     from flowtrain.sizes import read_sizes, sizes_file
     from flowtrain.types import SampleMeta
 
     data = config.data.train
     sizes = sizes_file(data)
     if sizes.is_file():
-        known = read_sizes(sizes)
+        known = read_sizes(sizes, pairs=read_shape(config.model.path).vision.attended_pairs)
         order = Order(len(known), config.run.seed, config.data.shuffle)
         found = [known[order.row(position)] for position in range(len(known))]
         notes: tuple[str, ...] = (f"sizes of {sizes}",)
@@ -225,26 +230,26 @@ def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, 
             notes = (f"{sizes} is older than the data: run `flowtrain data scan` again",)
     else:
         from flowtrain.data.survey import open_builder
-        from flowtrain.types import Phase
+        from flowtrain.types import Phase, SkippedRow
 
         builder = open_builder(config, Phase.TRAIN)
         order = Order(len(builder.source), config.run.seed, config.data.shuffle)
         count = min(wanted, len(builder.source))
         built = [builder.build(position, order.row(position), 0, 0) for position in range(count)]
-        found = [made[0] if isinstance(made, tuple) else None for made in built]
+        found = [None if isinstance(made, SkippedRow) else made[0] for made in built]
         notes = (f"the first {count} rows were measured now: `flowtrain data scan` keeps the sizes of all",)
     rows = [row for row in found if isinstance(row, SampleMeta)]
     num_skipped = len(found) - len(rows)
     if num_skipped:
         notes = (*notes, f"{num_skipped} rows cannot be used: run `flowtrain data check`")
-    return [replace(row, position=position) for position, row in enumerate(rows)], notes
+    return [row._replace(position=position) for position, row in enumerate(rows)], notes
 
 
 def _within(rows: Sequence[SampleMeta], cap: int) -> tuple[list[SampleMeta], tuple[str, ...]]:
     """Rows that a pack can hold, numbered anew."""
     kept = [row for row in rows if row.tokens <= cap]
     notes = (f"{len(rows) - len(kept)} rows of more than {cap} tokens are left out",) if len(kept) < len(rows) else ()
-    return [replace(row, position=position) for position, row in enumerate(kept)], notes
+    return [row._replace(position=position) for position, row in enumerate(kept)], notes
 
 
 # --- steps and their figures ------------------------------------------------------------------------------------------
@@ -253,15 +258,13 @@ def _within(rows: Sequence[SampleMeta], cap: int) -> tuple[list[SampleMeta], tup
 def compose(subject: Subject, policy: str, num_steps: int) -> list[Step]:
     """The first steps of the rows by this policy."""
     from flowtrain.packing import Composer
-    from flowtrain.types import SkippedRow
 
     composer = Composer(replace(subject.spec, policy=policy), subject.cost)
     waiting = iter(subject.rows)
     steps: list[Step] = []
     while len(steps) < num_steps:
-        while composer.wants() > 0 and (row := next(waiting, None)) is not None:
-            reason = composer.too_big(row)
-            composer.add(SkippedRow(row.position, row.row, row.id, *reason) if reason is not None else row)
+        while (wanted := composer.wants()) > 0 and (rows := list(islice(waiting, wanted))):
+            composer.add(rows)
         step = composer.next()
         if step is None:
             break

@@ -115,7 +115,7 @@ class ConsumerStage:
         views: Sequence[torch.Tensor],
         order: PackOrder,
     ) -> PackSample:
-        tokens = block.sample(sample.index)
+        tokens = block.sample(sample.place)
         features = None
         if ref is not None:
             assert ref.unit.step == order.step, f"features of step {ref.unit.step} offered to step {order.step}"

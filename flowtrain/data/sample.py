@@ -63,7 +63,7 @@ class SampleBuilder:
         except BadRow as error:
             return self._skipped(position, row, error.row_id or row_id, error)
         text = len(tokens.input_ids) - vision
-        return SampleMeta(position, row, row_id, text, vision, trained, images, block, index), tokens
+        return SampleMeta.of(position, row, row_id, text, vision, trained, images, block, index), tokens
 
     def read(self, raw: RawRow) -> tuple[SampleTokens, tuple[ImageMeta, ...]]:
         """Token ids, labels and image sizes of a row of any length; BadRow when it cannot be read."""
@@ -112,7 +112,11 @@ class SampleBuilder:
             raise BadRow("image-shape", f"the processor refuses {named} pixels: {error}") from error
         for ref, (height, width), text in zip(raw.images, sizes, texts, strict=True):
             self._check_pixels(ref.label, height, width, text.patches)
-        images = (ImageMeta(h, w, text.tokens, text.patches) for (h, w), text in zip(sizes, texts, strict=True))
+        pairs = self.measure.shape.vision.attended_pairs
+        images = [
+            ImageMeta(height, width, text.tokens, text.patches, pairs(text.patches))
+            for (height, width), text in zip(sizes, texts, strict=True)
+        ]
         return tuple(images), texts
 
     def _check_pixels(self, label: str, height: int, width: int, patches: int) -> None:

@@ -1,6 +1,6 @@
 """Blocks of rows, asked of several readers and handed on in position order whatever order they arrive in.
 
-    want(n) ─▶ requests() ─▶ readers ─▶ add(BlockRead), any order ─▶ take(): one row at a time, in position order
+    want(n) ─▶ requests() ─▶ readers ─▶ add(BlockRead), any order ─▶ take(): rows in position order
 
 A resumed run begins with the positions that were read and not yet trained (`carried`), then goes on at `start`.
 
@@ -18,6 +18,9 @@ from dataclasses import dataclass
 
 from flowtrain.data.blocks import BlockRead
 from flowtrain.types import SampleMeta, SkippedRow
+
+BLOCK_ROWS = 64
+"""Rows of one payload block: large enough to make calls rare, small enough to start early."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +55,6 @@ class SampleStream:
         self._next_block = 0
         self._pending: deque[tuple[int, int]] = deque()
         self._arrived: dict[int, BlockRead] = {}
-        self._head: deque[SampleMeta | SkippedRow] = deque()
         self._wanted = 0
         self._asked = 0
         self._drawn: tuple[int, int] | None = None
@@ -82,21 +84,20 @@ class SampleStream:
         assert len(read.rows) == expected[read.start], f"{len(read.rows)} rows instead of {expected[read.start]}"
         self._arrived[read.start] = read
 
-    def take(self) -> SampleMeta | SkippedRow | None:
-        """The next row in order, or None while it has not arrived (or none is left)."""
-        if not self._head and self._pending and self._pending[0][0] in self._arrived:
+    def take(self) -> list[SampleMeta | SkippedRow]:
+        """The next rows in order, as many as have arrived."""
+        rows: list[SampleMeta | SkippedRow] = []
+        while self._pending and self._pending[0][0] in self._arrived:
             start, _ = self._pending.popleft()
-            self._head.extend(self._arrived.pop(start).rows)
-        if not self._head:
-            return None
-        self._asked -= 1
-        self._wanted = max(0, self._wanted - 1)
-        return self._head.popleft()
+            rows += self._arrived.pop(start).rows
+        self._asked -= len(rows)
+        self._wanted = max(0, self._wanted - len(rows))
+        return rows
 
     @property
     def exhausted(self) -> bool:
         """Everything up to `end` was taken."""
-        return self._drawn is None and not self._pending and not self._head
+        return self._drawn is None and not self._pending
 
     def _advance(self) -> None:
         self._drawn = next(self._ranges, None)

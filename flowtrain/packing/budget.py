@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from flowtrain.packing.load import FIELD, FIELD_BITS
+from flowtrain.packing.load import COST, FIELD, FIELD_BITS
 from flowtrain.packing.policies.protocol import Draw
 
 FILL_PERCENT = 99
@@ -30,10 +30,10 @@ def budgets_of(draw: Draw, num_packs: int) -> Iterator[int]:
     the data is spread over the steps that it takes.
     """
     cap, totals = draw.spec.max_tokens, draw.totals
-    cost, tokens = totals.cost, max(1, totals.use & FIELD)
+    cost, tokens = totals.cost, max(1, totals.tokens)
     # Rows of a few sizes fill a pack to the last token or leave a large part of it empty.
     coarse = gcd(*[load.tokens for load in draw.loads[:NUM_LOOKED_AT]]) * 100 > cap * (100 - FILL_PERCENT)
-    short_cost, short_tokens = totals.short_cost, totals.short_tokens
+    short_cost, short_tokens = cost - totals.long_cost, tokens - totals.long_tokens
     if not short_tokens:
         short_cost, short_tokens = cost, tokens
     budget = short_cost * cap * (100 if coarse else FILL_PERCENT) // (100 * short_tokens)
@@ -44,9 +44,9 @@ def budgets_of(draw: Draw, num_packs: int) -> Iterator[int]:
     if draw.last:
         steps = max(2, -(-cost // max(1, num_packs * budget)))
         budget = min(budget, cost * 101 // (100 * steps * num_packs))
-    cheapest = draw.loads[0].cost if budget >= draw.loads[0].cost else min(load.cost for load in draw.loads)
+    cheapest = draw.loads[0].cost if budget >= draw.loads[0].cost else min(map(COST, draw.loads))
     yield max(budget, cheapest)
-    costs = sorted([load.cost for load in draw.loads])
+    costs = sorted(map(COST, draw.loads))
     for percent in OTHERS_PERCENT:
         yield max(budget * percent // 100, costs[0])
     yield max(cost * cap * AS_THEY_ARE_PERCENT // (100 * tokens), costs[0])

@@ -1,8 +1,8 @@
 """Rows in, steps out (pure, contract C10).
 
-    add(row) ─▶ incoming ─▶ Window ──Policy──▶ packs ─▶ Step
-                  any        a fixed number of rows, however many have arrived
-                                └──── rows left out are carried to the next step
+    add(rows) ─▶ incoming ─▶ Window ──Policy──▶ packs ─▶ Step
+                   any        a fixed number of rows, however many have arrived
+                                 └──── rows left out are carried to the next step
 
 Invariants (`assert_invariants` of the tests):
 1. Every row below the horizon is in one step, once, or was skipped; the caps of a pack are kept.
@@ -17,21 +17,24 @@ Invariants (`assert_invariants` of the tests):
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, islice
 from typing import Any
 
 from flowtrain.packing.cost import CostModel
-from flowtrain.packing.load import Caps, Load
+from flowtrain.packing.load import POSITION, Caps, Load, Loader
 from flowtrain.packing.policies import POLICIES, Draw, Due, Slots
 from flowtrain.packing.spec import GRACE_STEPS, CompositionSpec
 from flowtrain.packing.units import build_packs
-from flowtrain.packing.window import DUE, HEAVY, POSITION, Window
+from flowtrain.packing.window import Window
 from flowtrain.types import Phase, SampleMeta, SkippedRow, Step
 
 SHORT_SHARE = 8
 """A row is heavy when it costs more than a full pack of rows of which so many fit."""
+
+MOST_AT_ONCE = 8192
+"""Rows looked at in one go: many more may have arrived than the window takes."""
 
 
 class Composer:
@@ -46,7 +49,7 @@ class Composer:
         self.step = 0
         self._cost = cost
         self._caps = Caps.of(spec)
-        self._load_of = self._caps.loader(cost)
+        self._loader = Loader(self._caps, cost)
         self._policy = POLICIES[spec.policy]
         self._window = Window(
             spec,
@@ -57,9 +60,9 @@ class Composer:
         )
         self._cursor = 0
         self._next_position = 0
-        self._carried: deque[tuple[int, int, bool]] = deque()
-        """Position, due and heavy of rows that come again."""
-        self._incoming: deque[SampleMeta | SkippedRow] = deque()
+        self._carried: dict[int, tuple[int, bool]] = {}
+        """Due and heavy of rows that come again, by position, ascending."""
+        self._incoming: list[Load] = []
         self._ended = False
         self._heavy_above = heavy_tokens(spec, cost)
 
@@ -70,8 +73,9 @@ class Composer:
     @cost.setter
     def cost(self, cost: CostModel) -> None:
         if cost != self._cost:
-            self._cost, self._load_of = cost, self._caps.loader(cost)
-            self._window.recost(cost)
+            self._cost, self._loader = cost, Loader(self._caps, cost)
+            self._window.recost(self._loader)
+            self._incoming = self._loader([load.sample for load in self._incoming])
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -83,13 +87,13 @@ class Composer:
 
     def _state(self) -> dict[str, Any]:
         # Rows enter in position order, those that come again first.
-        loads, again = self._window.loads, self._carried
+        window, again = self._window, self._carried
         return {
             "step": self.step,
             "cursor": self._cursor,
-            "carried": [*map(POSITION, loads), *(position for position, _, _ in again)],
-            "due": [*map(DUE, loads), *(due for _, due, _ in again)],
-            "heavy": [*map(POSITION, filter(HEAVY, loads)), *(place for place, _, heavy in again if heavy)],
+            "carried": [*window.due_of, *again],
+            "due": [*window.due_of.values(), *(due for due, _ in again.values())],
+            "heavy": [*sorted(window.heavy), *(position for position, (_, heavy) in again.items() if heavy)],
             "heavy_above": self._heavy_above,
         }
 
@@ -101,41 +105,38 @@ class Composer:
         self._heavy_above = state["heavy_above"]
         heavy = set(state["heavy"])
         pairs = zip(state["carried"], state["due"], strict=True)
-        self._carried = deque((position, due, position in heavy) for position, due in pairs)
+        self._carried = {position: (due, position in heavy) for position, due in pairs}
 
     # --- rows ---------------------------------------------------------------------------------------------------------
 
-    def too_big(self, sample: SampleMeta) -> tuple[str, str] | None:
-        """Reason and detail when a row can be in no pack."""
-        spec = self.spec
-        size, most = spec.vision_bytes(sample), spec.max_pack_vision_bytes
-        if size > most:
-            detail = f"its images take {size} bytes of the pool and a pack may take {most}: raise pool.bytes"
-            return "too-many-image-bytes", detail
-        if sample.tokens > spec.max_tokens and not spec.own_pack:
-            detail = f"it has {sample.tokens} tokens and a pack may have {spec.max_tokens}: raise packing.max_tokens"
-            return "too-long", detail
-        for reason, key, number, limit in (
-            ("too-many-patches", "max_patches", sample.patches, spec.max_patches),
-            ("too-many-images", "max_images", len(sample.images), spec.max_images),
-        ):
-            if limit is not None and number > limit:
-                what = key.removeprefix("max_")
-                return reason, f"it has {number} {what} and a pack may have {limit}: raise packing.{key}"
-        return None
+    def add(self, rows: Sequence[SampleMeta | SkippedRow]) -> list[SkippedRow]:
+        """The next rows: carried ones first, ascending, then every position from the cursor on.
 
-    def add(self, row: SampleMeta | SkippedRow) -> None:
-        """The next row: carried ones first, ascending, then every position from the cursor on."""
-        expected = self._carried[0][0] if self._carried else self._next_position
-        assert row.position == expected, f"row of position {row.position} came where {expected} was due"
-        assert not self._ended, f"row of position {row.position} came after the end"
-        if self._carried:
-            _, due, heavy = self._carried.popleft()
-            if isinstance(row, SampleMeta):
-                self._window.add(self._fitting(self._load_of(row, due, heavy)))
-            return
-        self._next_position += 1
-        self._incoming.append(row)
+        Returns those of them that can be in no pack; they are left out like rows that were skipped before.
+        """
+        assert not (rows and self._ended), f"row of position {rows[0].position} came after the end"
+        num_again = min(len(rows), len(self._carried))
+        num_new = len(rows) - num_again
+        found = [row.position for row in rows]
+        expected = [*islice(self._carried, num_again), *range(self._next_position, self._next_position + num_new)]
+        assert found == expected, next(
+            f"row of position {came} came where {due} was due"
+            for came, due in zip(found, expected, strict=True)
+            if came != due
+        )
+        self._next_position += num_new
+        loads, all_fit = self._loader.fitting([row for row in rows if isinstance(row, SampleMeta)])
+        too_big = [] if all_fit else [load for load in loads if not self._caps.may_hold(load)]
+        if too_big:
+            loads = [load for load in loads if self._caps.may_hold(load)]
+        if num_again:
+            again = {position: self._carried.pop(position) for position in found[:num_again]}
+            num_kept = bisect_right(loads, found[num_again - 1], key=POSITION)
+            for load in loads[:num_kept]:
+                self._window.add(load, *again[load.position])
+            loads = loads[num_kept:]
+        self._incoming += loads
+        return [self._skipped(load.sample) for load in too_big]
 
     def end(self) -> None:
         """No more rows come."""
@@ -160,27 +161,24 @@ class Composer:
         if self._carried:
             return None
         self._fill()
-        if not (self._window.full or self._over):
-            return None
-        loads = self._window.loads
-        if not loads:
+        window = self._window
+        if not (window.full or self._over) or not window.loads:
             return None
         self.step += 1
         due, early = Due(), Due()
         if self._policy.bounded:
-            early = Due(*self._window.due(self.step, GRACE_STEPS))
+            early = Due(*window.due(self.step, GRACE_STEPS))
             # What is due later cannot be due now.
-            due = Due(*self._window.due(self.step)) if early.loads else early
-        last = self._over and not self._incoming and not self._window.full
+            due = Due(*window.due(self.step)) if early.loads else early
+        last = self._over and not self._incoming and not window.full
         slots = self._policy.compose(
-            Draw(loads, self.spec, self.cost, self._caps, due, early, self._window.totals, last)
+            Draw(window.loads, self.spec, self.cost, self._caps, due, early, window.due_of, window.totals, last)
         )
-        taken = [load for slot in slots for pack in slot for load in pack.loads]
-        assert taken, "a step took no row"
-        assert set(map(POSITION, due.loads)) <= set(map(POSITION, taken)), "a row that is due was left out"
-        self._window.take(taken)
-        state = self._state()
-        return _step(Phase.TRAIN, self.step, slots, self.spec, self.cost, state)
+        window.take(list(chain.from_iterable(slots)))
+        assert window.due_of.keys().isdisjoint(map(POSITION, due.loads)), "a row that is due was left out"
+        step = _step(Phase.TRAIN, self.step, slots, self.spec, self.cost, self._state())
+        assert step.rows, "a step took no row"
+        return step
 
     @property
     def _over(self) -> bool:
@@ -190,26 +188,39 @@ class Composer:
 
     def _fill(self) -> None:
         """Rows into the window until it is full, and none beyond, so that arrival times change nothing."""
-        if not self._incoming or self._carried:
+        window, above = self._window, self._heavy_above
+        if self._carried or window.full:
             return
-        make, heavy_above, spec, step = self._load_of, self._heavy_above, self.spec, self.step + 1
-        due, heavy_due = step + spec.longest_wait(False), step + spec.longest_wait(True)
+        step = self.step + 1
+        due, heavy_due = step + self.spec.longest_wait(False), step + self.spec.longest_wait(True)
+        while self._incoming and not window.full:
+            waiting = self._incoming[:MOST_AT_ONCE]
+            # A load's tokens are at most a pack's, a sample's may be more.
+            heavy = {load.position for load in waiting if load.tokens >= above and load.sample.tokens > above}
+            num = window.fill(waiting, due, heavy, heavy_due)
+            self._cursor = waiting[num - 1].position + 1
+            del self._incoming[:num]
+        if not window.full:
+            self._cursor = self._next_position
 
-        def load_of(sample: SampleMeta) -> Load:
-            heavy = sample.text_tokens + sample.vision_tokens > heavy_above
-            return make(sample, heavy_due if heavy else due, heavy)
-
-        num_before = len(self._window.loads)
-        self._cursor = self._window.fill(self._incoming, load_of, self._cursor)
-        room, guards = self._caps.room, self._caps.guards
-        for load in self._window.loads[num_before:]:
-            if (room - load.use) & guards != guards or load.heavy:
-                self._fitting(load)
-
-    def _fitting(self, load: Load) -> Load:
-        assert self._caps.may_hold(load), self.too_big(load.sample)
-        assert self.spec.own_pack or load.tokens == load.sample.tokens, self.too_big(load.sample)
-        return load
+    def _skipped(self, sample: SampleMeta) -> SkippedRow:
+        """A row that can be in no pack, with the reason."""
+        spec = self.spec
+        size, most = spec.vision_bytes(sample), spec.max_pack_vision_bytes
+        if size > most:
+            reason = "too-many-image-bytes"
+            detail = f"its images take {size} bytes of the pool and a pack may take {most}: raise pool.bytes"
+        else:
+            counts = (
+                ("too-long", "tokens", sample.tokens, spec.max_tokens),
+                ("too-many-patches", "patches", sample.patches, spec.max_patches),
+                ("too-many-images", "images", len(sample.images), spec.max_images),
+            )
+            reason, what, number, limit = next(
+                count for count in counts if count[3] is not None and count[2] > count[3]
+            )
+            detail = f"it has {number} {what} and a pack may have {limit}: raise packing.max_{what}"
+        return SkippedRow(sample.position, sample.row, sample.id, reason, detail)
 
 
 def heavy_tokens(spec: CompositionSpec, cost: CostModel) -> int:
@@ -225,8 +236,7 @@ def compose_eval(spec: CompositionSpec, cost: CostModel, samples: Sequence[Sampl
         return _step(Phase.EVAL, index, [], spec, cost, {"cursor": 0})
     whole = replace(spec, step_samples=len(samples), step_packs=None, lookahead=1)
     caps = Caps.of(whole)
-    load_of = caps.loader(cost)
-    loads = sorted((load_of(sample, 0, False) for sample in samples), key=POSITION)
+    loads = sorted(Loader(caps, cost)(samples), key=POSITION)
     slots = POLICIES[spec.policy].compose(Draw(loads, whole, cost, caps, last=True))
     return _step(Phase.EVAL, index, slots, spec, cost, {"cursor": 0})
 
@@ -235,5 +245,6 @@ def _step(
     phase: Phase, index: int, slots: Slots, spec: CompositionSpec, cost: CostModel, state: Mapping[str, Any]
 ) -> Step:
     packs = build_packs(phase, index, slots, spec, cost)
-    positions = [load.position for slot in slots for pack in slot for load in pack.loads]
-    return Step(phase, index, packs, len(positions), max(positions, default=0) // spec.num_rows, state)
+    positions = [pack.samples[-1].position for slot in packs for pack in slot if pack.samples]
+    num_rows = sum(len(pack.samples) for slot in packs for pack in slot)
+    return Step(phase, index, packs, num_rows, max(positions, default=0) // spec.num_rows, state)

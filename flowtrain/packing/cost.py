@@ -1,11 +1,12 @@
 """Predicted time of samples on both sides, in whole numbers: linear in tokens and patches, quadratic within a sample.
 
-    pack_cost    pack + Σ samples  token · ℓ + token_pair · ℓ² + trained_token · t + projected_patch · p
-    encode_cost         Σ images   patch · p  +  patch_pair · pairs(p)
+    pack_cost    pack + Σ samples  token · ℓ + token_pair · pairs(ℓ) + trained_token · t + projected_patch · p
+    encode_cost         Σ samples  patch · p + patch_pair · patch_pairs
 
-ℓ tokens, t trained tokens, p patches; pairs(p) = p · (full layers · p + windowed layers · min(p, window)). Two packs of
-equal length differ by Σℓ²: one long sample costs more than many short ones. `pack` is what a pack with samples costs
-beside them, `unit` what an encoder call does (`unit_cost`).
+ℓ tokens, t trained tokens, p patches; pairs(ℓ) is ℓ² a layer, and s · (2ℓ - s) in a layer that attends within a window
+of s < ℓ tokens (twice the pairs under the causal mask); those of patches come with the sample. Two packs of equal
+length differ by Σℓ²: one long sample costs more than many short ones. `pack` is what a pack with samples costs beside
+them, `unit` what an encoder call does (`unit_cost`).
 
 Whole numbers make every comparison and sum exact, so that all who compose agree bit for bit (contract C1):
 
@@ -24,8 +25,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from flowtrain.flops import encoder_terms
-from flowtrain.shapes import ModelShape
-from flowtrain.types import Cut, ImageMeta, Module, SampleMeta
+from flowtrain.shapes import Mixer, ModelShape
+from flowtrain.types import Cut, Module, SampleMeta
 
 COEFFICIENT_BITS = 60
 SHIFT = 40
@@ -37,15 +38,14 @@ class CostModel:
 
     Attributes:
         token: of one token on the backbone.
-        token_pair: of ℓ².
+        token_pair: of one of pairs(ℓ).
         trained_token: of one token with a label (the head is computed there).
         projected_patch: of one patch where the projector runs on the backbone's side.
         patch: of one patch on the encoder.
         patch_pair: of one pair of patches that attend to each other in one layer.
         pack: of a pack that has samples, whatever they are.
         unit: of an encoder call, whatever it encodes.
-        full_layers: encoder layers whose attention spans an image; `windowed_layers`: a window, or a tile, of
-            `window_patches`.
+        full_layers: backbone layers whose attention spans a sample; `windowed_layers`: a window of `window_tokens`.
         exponent: a coefficient c was given as c / 2^exponent.
     """
 
@@ -59,7 +59,7 @@ class CostModel:
     unit: int
     full_layers: int
     windowed_layers: int
-    window_patches: int
+    window_tokens: int
     exponent: int
 
     @classmethod
@@ -75,7 +75,7 @@ class CostModel:
         unit: float = 0.0,
         full_layers: int = 1,
         windowed_layers: int = 0,
-        window_patches: int = 0,
+        window_tokens: int = 0,
     ) -> CostModel:
         """Quantised once; any unit will do (FLOPs, seconds, tokens) as long as it is the same for all.
 
@@ -96,7 +96,7 @@ class CostModel:
             unit=_scaled(unit, exponent),
             full_layers=full_layers,
             windowed_layers=windowed_layers,
-            window_patches=window_patches,
+            window_tokens=window_tokens,
             exponent=exponent,
         )
 
@@ -117,31 +117,26 @@ class CostModel:
         linear_passes, pair_passes = (3, 3) if Module.BACKBONE not in frozen else (2, 3) if flows else (1, 1)
         text, vision = shape.text, shape.vision
         linear, pair = encoder_terms(vision)
-        whole, windowed, span = vision.full_layers - vision.idle_layers, vision.layers - vision.full_layers, 0
-        if windowed:
-            span = vision.window_patches or 0
-        elif vision.tile_patches is not None:  # patches of a tile see that tile only
-            whole, windowed, span = 0, whole, vision.tile_patches
         projector = projector_passes * 2.0 * shape.projector.weights / shape.projector.patches_per_token
         after = cut is Cut.AFTER_PROJECTOR
         return cls.from_coefficients(
             token=linear_passes * (2.0 * text.token_weights + text.state_flops),
-            token_pair=pair_passes * 2.0 * text.attention_layers * text.attention_width / attention_efficiency,
+            token_pair=pair_passes * 2.0 * text.attention_width / attention_efficiency,
             trained_token=linear_passes * 2.0 * text.head_weights,
             projected_patch=0.0 if after else projector,
             patch=encoder_passes * linear + (projector if after else 0.0),
             patch_pair=encoder_passes * pair / attention_efficiency,
-            full_layers=whole,
-            windowed_layers=windowed,
-            window_patches=span,
+            full_layers=text.layers_with(Mixer.FULL),
+            windowed_layers=text.layers_with(Mixer.WINDOW),
+            window_tokens=text.window or 0,
         )
 
     @classmethod
     def reference(cls) -> CostModel:
         """FLOPs of a trained 7B backbone and 0.67B encoder, for traces that come without a model.
 
-        28 layers of 28 heads of 128, 7.07e9 matrix weights; encoder of 32 layers of width 1280, 4 of them with full
-        attention; matrix products at 65 % of peak, attention at 45 %. One token squared is 2.05e-5 of a token.
+        28 layers of 28 heads of 128, counted as one, 7.07e9 matrix weights; encoder of 32 layers of width 1280; matrix
+        products at 65 % of peak, attention at 45 %. One token squared is 2.05e-5 of a token.
         """
         efficiency = 0.45 / 0.65
         return cls.from_coefficients(
@@ -149,22 +144,14 @@ class CostModel:
             token_pair=6 * 28 * 28 * 128 / efficiency,
             patch=6 * 32 * (4 * 1280**2 + 3 * 1280 * 3420),
             patch_pair=3 * 4 * 1280 / efficiency,
-            full_layers=4,
-            windowed_layers=28,
-            window_patches=64,
         )
 
     # --- costs --------------------------------------------------------------------------------------------------------
 
     def sample_cost(self, sample: SampleMeta) -> int:
         """Backbone side, one sample."""
-        length = sample.tokens
-        return (
-            self.token * length
-            + self.token_pair * length * length
-            + self.trained_token * sample.trained_tokens
-            + (self.projected_patch * sample.patches if self.projected_patch else 0)
-        ) >> SHIFT
+        length = self.length_product(sample.tokens)
+        return (length + self.trained_token * sample.trained_tokens + self.projected_patch * sample.patches) >> SHIFT
 
     def pack_cost(self, samples: Iterable[SampleMeta]) -> int:
         """Backbone side; `fixed` and a sum over the samples of a pack, since none of them sees another."""
@@ -178,15 +165,15 @@ class CostModel:
 
     def length_cost(self, tokens: int) -> int:
         """Backbone side, one sample of which only the length is known."""
-        return (self.token * tokens + self.token_pair * tokens * tokens) >> SHIFT
+        return self.length_product(tokens) >> SHIFT
 
-    def image_cost(self, image: ImageMeta) -> int:
-        """Encoder side, one image."""
-        return (self.patch * image.patches + self.patch_pair * self.pairs(image.patches)) >> SHIFT
+    def length_product(self, tokens: int) -> int:
+        """`length_cost` before it is shifted, so that what a sample costs beside can be added."""
+        return self.token * tokens + self.token_pair * self.token_pairs(tokens)
 
     def encode_cost(self, samples: Iterable[SampleMeta]) -> int:
-        """Encoder side; additive over images, whatever they share a call with."""
-        return sum(self.image_cost(image) for sample in samples for image in sample.images)
+        """Encoder side; additive over samples, whatever they share a call with."""
+        return sum((self.patch * sample.patches + self.patch_pair * sample.patch_pairs) >> SHIFT for sample in samples)
 
     def unit_cost(self, samples: Iterable[SampleMeta]) -> int:
         """Encoder side, one call that encodes these samples."""
@@ -198,10 +185,10 @@ class CostModel:
         """What an encoder call costs beside its images."""
         return self.unit >> SHIFT
 
-    def pairs(self, patches: int) -> int:
-        """Pairs of patches of one image that attend to each other, over all layers."""
-        span = self.full_layers * patches + self.windowed_layers * min(patches, self.window_patches or patches)
-        return patches * span
+    def token_pairs(self, tokens: int) -> int:
+        """Twice the pairs of tokens of a sample that attend to each other under the causal mask, over all layers."""
+        span = min(tokens, self.window_tokens)
+        return self.full_layers * tokens * tokens + self.windowed_layers * span * (2 * tokens - span)
 
     def real(self, cost: int) -> float:
         """A cost in the unit in which the coefficients were given."""
@@ -221,6 +208,12 @@ class CostModel:
     def from_dict(cls, fields: Mapping[str, Any]) -> CostModel:
         """What `to_dict` gave; KeyError or TypeError when it is something else."""
         return cls(**{name: int(fields[name]) for name in cls.__dataclass_fields__})
+
+
+def reference_pairs(patches: int) -> int:
+    """Pairs of patches of an image that attend to each other in the encoder of `CostModel.reference`: 4 layers attend
+    within the image, 28 within windows of 64 patches."""
+    return patches * (4 * patches + 28 * min(patches, 64))
 
 
 def _scaled(value: float, exponent: int) -> int:

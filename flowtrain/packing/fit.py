@@ -1,8 +1,8 @@
 """Coefficients of the cost model from measured times: robust, non-negative, forgetting (pure, numpy only).
 
-    packs    (Σℓ, Σℓ², Σ trained, Σ patches, 1) ─┐
-    encodes  (Σ patches, Σ pairs, calls) ────────┼──▶ one line each ──▶ CostModel in seconds, with what it is worth
-    backwards of the encoder, the same ──────────┘
+    packs    (Σℓ, Σ pairs, Σ trained, Σ patches, 1) ─┐
+    encodes  (Σ patches, Σ pairs, calls) ────────────┼──▶ one line each ──▶ CostModel in seconds, with what it is worth
+    backwards of the encoder, the same ──────────────┘
 
 One line: seconds ≈ Σ coefficient · feature, found in these steps.
 
@@ -221,7 +221,7 @@ class CostFit:
 
     def trained(self, rank: int, samples: Sequence[SampleMeta], seconds: float) -> None:
         """A consumer rank has trained a pack of these samples."""
-        self._add("pack", rank, pack_features(samples), seconds)
+        self._add("pack", rank, pack_features(self.base, samples), seconds)
 
     def encoded(self, producer: int, samples: Sequence[SampleMeta], seconds: float) -> None:
         """A producer has encoded these samples in one call."""
@@ -257,7 +257,7 @@ class CostFit:
             unit=unit,
             full_layers=self.base.full_layers,
             windowed_layers=self.base.windowed_layers,
-            window_patches=self.base.window_patches,
+            window_tokens=self.base.window_tokens,
         )
         return Fitted(cost, packs, lines.get("encode"), lines.get("backward"))
 
@@ -278,12 +278,12 @@ class CostFit:
             self._lines[kind].add(features, seconds)
 
     def _unit_features(self, units: Sequence[Sequence[SampleMeta]]) -> tuple[int, int, int]:
-        patches = [image.patches for samples in units for sample in samples for image in sample.images]
-        return sum(patches), sum(map(self.base.pairs, patches)), len(units)
+        samples = [sample for unit in units for sample in unit]
+        return sum(sample.patches for sample in samples), sum(sample.patch_pairs for sample in samples), len(units)
 
 
-def pack_features(samples: Iterable[SampleMeta]) -> tuple[int, int, int, int, int]:
-    """Σℓ, Σℓ², Σ trained tokens, Σ patches, and 1 for the pack."""
-    sizes = [(s.tokens, s.tokens**2, s.trained_tokens, s.patches) for s in samples]
+def pack_features(cost: CostModel, samples: Iterable[SampleMeta]) -> tuple[int, int, int, int, int]:
+    """Σℓ, Σ pairs(ℓ), Σ trained tokens, Σ patches, and 1 for the pack."""
+    sizes = [(s.tokens, cost.token_pairs(s.tokens), s.trained_tokens, s.patches) for s in samples]
     tokens, pairs, trained, patches = (sum(column) for column in zip(*sizes, strict=True)) if sizes else (0, 0, 0, 0)
     return tokens, pairs, trained, patches, 1

@@ -7,72 +7,65 @@ field of `FIELD_BITS` with a guard bit above it.
     use    0│tokens      │ 0│bytes      │ …
     room − use: the guard of a field stays 1 exactly where the use fits, and no field borrows from its neighbour
 
+Samples come by the thousand, so they are made into loads a column at a time (`Loader`).
+
 Invariants: a bin's cost and room are those of its loads; no guard of a room is ever 0.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from functools import partial
+from operator import add, itemgetter
+from typing import Any, NamedTuple, TypeVar
 
 from flowtrain.packing.cost import SHIFT, CostModel
 from flowtrain.packing.spec import CompositionSpec
-from flowtrain.types import ImageMeta, SampleMeta
+from flowtrain.types import SampleMeta
 
 FIELD_BITS = 52
 """Numbers below 2^52: 4 PiB of features in a whole window."""
-MOST_KNOWN = 100_000
 
 FIELD = (1 << FIELD_BITS) - 1
 
+MOST_KNOWN = 1 << 17
+"""Lengths, and sizes of features, whose costs and bytes are kept."""
+
+Row = TypeVar("Row", bound=tuple[Any, ...])
+
 
 class Load(NamedTuple):
-    """A sample with what it takes. `due` is the last step in which it may run, `heavy` whether it alone costs more than
-    a pack that is full of short ones."""
+    """A sample with what it takes.
+
+    Attributes:
+        cost: on the backbone.
+        use: of all caps of a pack.
+        tokens: of the pack: all of a pack's for a longer sample, which has one to itself.
+        encode: its cost on the encoder.
+        vision_bytes: of the pool; 0 exactly where there is no image.
+    """
 
     cost: int
     use: int
     position: int
     tokens: int
     encode: int
-    patches: int
     vision_bytes: int
     sample: SampleMeta
-    due: int
-    heavy: bool
 
 
-class ImageCosts(dict[int, int]):
-    """Costs of images by their patches, of which there are few: rows come by the thousand."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self.cost = cost
-
-    def __missing__(self, patches: int) -> int:
-        if len(self) >= MOST_KNOWN:
-            self.clear()
-        found = self[patches] = self.cost.image_cost(ImageMeta(0, 0, 0, patches))
-        return found
+COST, USE, POSITION, TOKENS, ENCODE, VISION_BYTES, SAMPLE = map(itemgetter, range(len(Load._fields)))
 
 
-class LengthCosts(dict[int, int]):
-    """What a sample costs by its length alone, as a product with the model's coefficients that is not yet shifted."""
-
-    def __init__(self, cost: CostModel) -> None:
-        self.cost = cost
-
-    def __missing__(self, tokens: int) -> int:
-        if len(self) >= MOST_KNOWN:
-            self.clear()
-        found = self[tokens] = (self.cost.token + self.cost.token_pair * tokens) * tokens
-        return found
+def of_columns(kind: type[Row], *columns: Iterable[Any]) -> Iterator[Row]:
+    """NamedTuples whose fields stand in columns: `kind._make` for many, without a call of Python for each."""
+    return map(partial(tuple.__new__, kind), zip(*columns, strict=False))
 
 
 @dataclass(frozen=True, slots=True)
 class Caps:
-    """Most of a pack, one number a cap. `room` is an empty pack's, guards included; `own_pack` lets a row with more
-    tokens than a pack may have fill a pack of its own."""
+    """Most of a pack, one number a cap. `room` is an empty pack's, guards included."""
 
     limits: tuple[int, ...]
     spec: CompositionSpec
@@ -86,44 +79,6 @@ class Caps:
         guards = sum(1 << ((FIELD_BITS + 1) * place + FIELD_BITS) for place in range(len(limits)))
         room = guards + sum(limit << ((FIELD_BITS + 1) * place) for place, limit in enumerate(limits))
         return cls(limits, spec, room, guards)
-
-    def load(self, sample: SampleMeta, cost: CostModel, due: int = 0, heavy: bool = False) -> Load:
-        """What a sample takes; a row of its own pack takes all the tokens there are."""
-        return self.loader(cost)(sample, due, heavy)
-
-    def loader(self, cost: CostModel) -> Callable[[SampleMeta, int, bool], Load]:
-        """`load` for many rows: what is the same for all of them is looked up once."""
-        spec, block_bytes, max_tokens = self.spec, self.spec.block_bytes, self.spec.max_tokens
-        lengths, known = LengthCosts(cost), ImageCosts(cost)
-        trained_token, projected_patch = cost.trained_token, cost.projected_patch
-        bytes_at = FIELD_BITS + 1
-        patches_at = 2 * bytes_at if spec.max_patches is not None else None
-        images_at = (2 + (patches_at is not None)) * bytes_at if spec.max_images is not None else None
-        new = tuple.__new__
-
-        def load(sample: SampleMeta, due: int, heavy: bool) -> Load:
-            tokens = sample.text_tokens + sample.vision_tokens
-            taken = tokens if tokens <= max_tokens else max_tokens
-            use, encode, patches, vision_bytes, cost_of = taken, 0, 0, 0, lengths[tokens]
-            if images := sample.images:
-                for image in images:
-                    size = image.patches
-                    patches += size
-                    encode += known[size]
-                vision_bytes = block_bytes(sample)
-                use += vision_bytes << bytes_at
-                if patches_at is not None:
-                    use += patches << patches_at
-                if images_at is not None:
-                    use += len(images) << images_at
-                if projected_patch:
-                    cost_of += projected_patch * patches
-            if trained_token:
-                cost_of += trained_token * sample.trained_tokens
-            cost_of >>= SHIFT
-            return new(Load, (cost_of, use, sample.position, taken, encode, patches, vision_bytes, sample, due, heavy))
-
-        return load
 
     def may_hold(self, load: Load) -> bool:
         """Whether an empty pack has room."""
@@ -143,11 +98,77 @@ class Caps:
 
     def fewest_packs(self, loads: Iterable[Load]) -> int:
         """No fewer packs can hold these, by any one cap."""
-        total = sum(load.use for load in loads)
+        total: int = sum(map(USE, loads))
         return max(
             -(-((total >> ((FIELD_BITS + 1) * place)) & FIELD) // max(limit, 1))
             for place, limit in enumerate(self.limits)
         )
+
+
+class Known(dict[Any, int]):
+    """Values of a function by its argument, worked out once: rows come by the thousand, and sizes in few kinds."""
+
+    def __init__(self, function: Callable[[Any], int]) -> None:
+        self.function = function
+
+    def __missing__(self, argument: Any) -> int:
+        if len(self) >= MOST_KNOWN:
+            self.clear()
+        found = self[argument] = self.function(argument)
+        return found
+
+
+class Loader:
+    """Samples into loads, by one cost model."""
+
+    def __init__(self, caps: Caps, cost: CostModel) -> None:
+        self.caps, self.cost = caps, cost
+        self._length_products = Known(cost.length_product)
+        self._vision_bytes = Known(lambda sizes: caps.spec.block_bytes(*sizes) if any(sizes) else 0)
+
+    def __call__(self, samples: Sequence[SampleMeta]) -> list[Load]:
+        """In their order."""
+        return self.fitting(samples)[0]
+
+    def fitting(self, samples: Sequence[SampleMeta]) -> tuple[list[Load], bool]:
+        """In their order, and whether a pack can hold any of them, alone."""
+        if not samples:
+            return [], True
+        spec, caps = self.caps.spec, self.caps
+        columns = zip(*samples, strict=True)
+        positions, _, _, texts, visions, trained, images, _, _, patches, patch_pairs = columns
+        lengths = list(map(add, texts, visions))
+        tokens = [min(length, spec.max_tokens) for length in lengths] if spec.own_pack else lengths
+        vision_bytes = list(map(self._vision_bytes.__getitem__, zip(visions, patches, strict=True)))
+        sizes: list[Sequence[int]] = [tokens, vision_bytes]
+        if spec.max_patches is not None:
+            sizes.append(patches)
+        if spec.max_images is not None:
+            sizes.append(list(map(len, images)))
+        uses = tokens
+        for place, column in enumerate(sizes[1:], start=1):
+            shift = (FIELD_BITS + 1) * place
+            uses = [use + (size << shift) for use, size in zip(uses, column, strict=True)]
+        costs, encodes = self._costs(lengths, trained, patches), self._encodes(patches, patch_pairs)
+        loads = of_columns(Load, costs, uses, positions, tokens, encodes, vision_bytes, samples)
+        return list(loads), all(max(column) <= limit for column, limit in zip(sizes, caps.limits, strict=True))
+
+    def _costs(self, lengths: Sequence[int], trained: Sequence[int], patches: Sequence[int]) -> list[int]:
+        """`CostModel.sample_cost` of each."""
+        products = map(self._length_products.__getitem__, lengths)
+        if self.cost.trained_token:
+            products = map(add, products, map(self.cost.trained_token.__mul__, trained))
+        if self.cost.projected_patch:
+            products = map(add, products, map(self.cost.projected_patch.__mul__, patches))
+        return [product >> SHIFT for product in products]
+
+    def _encodes(self, patches: Sequence[int], patch_pairs: Sequence[int]) -> list[int]:
+        """`CostModel.encode_cost` of each."""
+        patch, patch_pair = self.cost.patch, self.cost.patch_pair
+        return [
+            (patch * number + patch_pair * pairs) >> SHIFT if number else 0
+            for number, pairs in zip(patches, patch_pairs, strict=True)
+        ]
 
 
 @dataclass(slots=True, eq=False)
@@ -174,14 +195,13 @@ class Bin:
     @property
     def tokens(self) -> int:
         """As they are, also those of a row that is longer than a pack."""
-        tokens = sum([load.tokens for load in self.loads])
-        return tokens if len(self.loads) != 1 else self.loads[0].sample.tokens
+        return self.loads[0].sample.tokens if len(self.loads) == 1 else sum(map(TOKENS, self.loads))
 
     @property
     def encode(self) -> int:
-        return sum([load.encode for load in self.loads])
+        return sum(map(ENCODE, self.loads))
 
     @property
     def first_position(self) -> int:
         """Of its oldest sample; empty packs come last."""
-        return min((load.position for load in self.loads), default=2**63)
+        return min(map(POSITION, self.loads), default=2**63)

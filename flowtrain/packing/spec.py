@@ -45,7 +45,7 @@ class CompositionSpec:
         max_unit_patches: most patches of one encoder call; a larger sample goes alone.
         max_pack_vision_bytes: most pool bytes of a pack, headers included.
         horizon: first position that does not exist; None: epochs without end.
-        block_bytes: pool bytes of one sample's features, header included.
+        block_bytes: pool bytes of the features of a sample of so many vision tokens and patches, header included.
         max_patches: most encoder patches of a pack; None: any number.
         max_images: most images of a pack; None: any number.
         sync: where ranks wait for one another; follows from the layout (`sync_of`).
@@ -68,7 +68,7 @@ class CompositionSpec:
     max_unit_patches: int
     max_pack_vision_bytes: int
     horizon: int | None
-    block_bytes: Callable[[SampleMeta], int]
+    block_bytes: Callable[[int, int], int]
     max_patches: int | None = None
     max_images: int | None = None
     sync: Sync = "step"
@@ -99,7 +99,7 @@ class CompositionSpec:
 
     def vision_bytes(self, sample: SampleMeta) -> int:
         """Pool bytes of a sample; a row without images takes none."""
-        return self.block_bytes(sample) if sample.images else 0
+        return self.block_bytes(sample.vision_tokens, sample.patches) if sample.images else 0
 
     def to_dict(self) -> dict[str, Any]:
         """For the decision log; the size of a block follows from the model and is left out."""

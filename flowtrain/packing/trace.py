@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Literal
 
 from flowtrain.types import SampleMeta
@@ -26,4 +25,4 @@ def in_order(rows: Sequence[SampleMeta], sources: Sequence[str], order: Order, s
         blocks = [numbers[start : start + BLOCK_ROWS] for start in range(0, len(numbers), BLOCK_ROWS)]
         chance.shuffle(blocks)
         numbers = [number for block in blocks for number in block]
-    return [replace(rows[number], position=position) for position, number in enumerate(numbers)]
+    return [rows[number]._replace(position=position) for position, number in enumerate(numbers)]

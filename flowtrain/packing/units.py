@@ -15,120 +15,135 @@ An encoder call keeps images and windows apart, so what shares a unit changes no
 from __future__ import annotations
 
 import heapq
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import chain
-from operator import itemgetter
+from itertools import accumulate, chain, islice, pairwise, repeat
 
 from flowtrain.packing.cost import CostModel
-from flowtrain.packing.load import Load
+from flowtrain.packing.load import ENCODE, POSITION, SAMPLE, VISION_BYTES, of_columns
 from flowtrain.packing.policies import Slots
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.types import EncodeUnit, Pack, Phase, UnitId
-
-Group = list[Load]
-POSITION, ENCODE, PATCHES, VISION_BYTES, SAMPLE = (
-    itemgetter(Load._fields.index(name)) for name in ("position", "encode", "patches", "vision_bytes", "sample")
-)
 
 
 def build_packs(
     phase: Phase, index: int, slots: Slots, spec: CompositionSpec, cost: CostModel
 ) -> tuple[tuple[Pack, ...], ...]:
     """Packs by slot and rank, samples in position order, units numbered and given to producers."""
-    ordered = [[sorted(pack.loads, key=POSITION) for pack in slot] for slot in slots]
-    most = spec.max_unit_patches
-    # A sample with images takes bytes of the pool, if only for a header; others take none.
-    groups = [[group_loads(list(filter(VISION_BYTES, loads)), most) for loads in slot] for slot in ordered]
-    fixed_producers = spec.trainable_encoder or spec.producer_shards > 1
-    producers = deal(groups, spec.num_producers, cost.call, spec.producer_shards > 1) if fixed_producers else None
-    padded, fixed = _padded(slots, spec), cost.fixed
+    in_rounds = spec.producer_shards > 1
+    fixed_producers = spec.trainable_encoder or in_rounds
+    dealer = Dealer(spec.num_producers, cost.call, in_rounds) if fixed_producers else None
+    fixed, padded = cost.fixed, _padded(slots, spec)
     packs = []
-    for number, (slot, loads_of, groups_of) in enumerate(zip(slots, ordered, groups, strict=True)):
-        row = []
-        for rank, (pack, loads, parts) in enumerate(zip(slot, loads_of, groups_of, strict=True)):
-            dealt = producers[number][rank] if producers is not None else None
-            units = []
-            for place, part in enumerate(parts):
-                units.append(
-                    EncodeUnit(
-                        UnitId(phase, index, number, rank, place),
-                        tuple(map(SAMPLE, part)),
-                        sum(map(PATCHES, part)),
-                        sum(map(VISION_BYTES, part)),
-                        dealt[place] if dealt is not None else None,
-                    )
-                )
-            if rank == 0 and producers is not None and spec.producer_shards > 1:
-                for producer in _short(producers[number], spec):
-                    units.append(EncodeUnit(UnitId(phase, index, number, rank, len(units)), (), 0, 0, producer))
-            samples = tuple(map(SAMPLE, loads))
-            total, encode = pack.cost + fixed if loads else 0, sum(map(ENCODE, loads))
-            row.append(Pack(number, rank, samples, tuple(units), total, encode, padded[number][rank]))
-        packs.append(tuple(row))
+    for number, slot in enumerate(slots):
+        ordered = [sorted(pack.loads, key=POSITION) for pack in slot]
+        # A sample with images takes bytes of the pool, if only for a header; others take none.
+        imaged = [list(filter(VISION_BYTES, loads)) for loads in ordered]
+        counts = list(map(len, imaged))
+        loads = list(chain.from_iterable(imaged))
+        samples = tuple(map(SAMPLE, loads))
+        patches = list(accumulate([sample.patches for sample in samples], initial=0))
+        sizes = list(accumulate(map(VISION_BYTES, loads), initial=0))
+        works = list(accumulate(map(ENCODE, loads), initial=0))
+        ends = [
+            unit_ends(patches, behind - count, behind, spec.max_unit_patches)
+            for count, behind in zip(counts, accumulate(counts), strict=True)
+        ]
+        nums = list(map(len, ends))
+        cuts = list(pairwise(chain((0,), *ends)))
+        ids = of_columns(
+            UnitId,
+            repeat(phase),
+            repeat(index),
+            repeat(number),
+            chain.from_iterable(map(repeat, range(len(slot)), nums)),
+            chain.from_iterable(map(range, nums)),
+        )
+        producers = None if dealer is None else dealer.deal([works[end] - works[start] for start, end in cuts])
+        units = of_columns(
+            EncodeUnit,
+            ids,
+            [samples[start:end] for start, end in cuts],
+            [patches[end] - patches[start] for start, end in cuts],
+            [sizes[end] - sizes[start] for start, end in cuts],
+            producers or repeat(None),
+        )
+        units_of = [tuple(islice(units, num)) for num in nums]
+        if producers is not None and in_rounds:
+            empty = enumerate(_short(producers, spec), start=nums[0])
+            units_of[0] += tuple(
+                EncodeUnit(UnitId(phase, index, number, 0, place), (), 0, 0, producer) for place, producer in empty
+            )
+        columns = (
+            [tuple(map(SAMPLE, loads)) for loads in ordered],
+            units_of,
+            [pack.cost + fixed if pack.loads else 0 for pack in slot],
+            [pack.encode for pack in slot],
+            padded[number],
+        )
+        packs.append(tuple(of_columns(Pack, repeat(number), range(len(slot)), *columns)))
     return tuple(packs)
 
 
-def group_loads(imaged: Sequence[Load], max_patches: int) -> list[Group]:
-    """Step 1, of samples with images; a sample larger than `max_patches` goes alone."""
-    groups = _cut(imaged, max_patches)
-    if len(groups) < 2:
-        return groups
-    even = -(-sum(map(PATCHES, imaged)) // len(groups))
+def unit_ends(sums: Sequence[int], begin: int, behind: int, max_patches: int) -> list[int]:
+    """Step 1 for the samples from `begin` up to `behind`: behind which of them a unit ends; a sample larger than
+    `max_patches` goes alone. `sums`: patches of all samples before each.
+
+    >>> unit_ends([0, 4, 8, 12, 16, 25], 0, 5, 8), unit_ends([0, 4, 8, 12], 0, 3, 8)
+    ([2, 4, 5], [2, 3])
+    """
+    ends = _ends(sums, begin, behind, max_patches)
+    if len(ends) < 2:
+        return ends
+    even = -(-(sums[behind] - sums[begin]) // len(ends))
     for part in range(4):
         most = even + (max_patches - even) * part // 4
-        if even < max_patches and len(tried := _cut(imaged, most)) == len(groups):
+        if even < max_patches and len(tried := _ends(sums, begin, behind, most)) == len(ends):
             return tried
-    return groups
+    return ends
 
 
-def _cut(loads: Sequence[Load], most: int) -> list[Group]:
+def _ends(sums: Sequence[int], begin: int, behind: int, most: int) -> list[int]:
     """In order, a unit is closed when the next sample would take it past `most`."""
-    groups: list[Group] = []
-    patches = most
-    for load in loads:
-        patches += load.patches
-        if patches > most or not groups:
-            group = [load]
-            groups.append(group)
-            patches = load.patches
-        else:
-            group.append(load)
-    return groups
+    ends: list[int] = []
+    while begin < behind:
+        begin = max(begin + 1, bisect_right(sums, sums[begin] + most, begin, behind + 1) - 1)
+        ends.append(begin)
+    return ends
 
 
-def deal(
-    groups: Sequence[Sequence[Sequence[Group]]], num_producers: int, call: int, in_rounds: bool = False
-) -> list[list[list[int]]]:
-    """Step 2: `result[slot][rank][unit]` is a producer; `call` is the fixed cost of an encoder call.
+class Dealer:
+    """Step 2, slot after slot of a step; `call`: what an encoder call costs beside its samples.
 
     `in_rounds`: no producer gets another unit of a slot before every one has as many (step 3).
-
-    >>> deal([[[[], []], [[]]]], 1, 0)
-    [[[0, 0], [0]]]
     """
-    least = [(0, producer) for producer in range(num_producers)]
-    dealt: list[list[list[int]]] = []
-    for slot in groups:
-        dealt.append([[0] * len(parts) for parts in slot])
-        units = [
-            (-sum(map(ENCODE, part)) - call, rank, place)
-            for rank, parts in enumerate(slot)
-            for place, part in enumerate(parts)
-        ]
-        units.sort()
-        for start in range(0, len(units), num_producers if in_rounds else 1):
-            chunk = units[start : start + (num_producers if in_rounds else 1)]
-            taken = [heapq.heappop(least) for _ in chunk]
-            for (work, rank, place), (so_far, producer) in zip(chunk, taken, strict=True):
-                dealt[-1][rank][place] = producer
-                heapq.heappush(least, (so_far - work, producer))
-    return dealt
+
+    def __init__(self, num_producers: int, call: int, in_rounds: bool = False) -> None:
+        self.call = call
+        self.at_once = num_producers if in_rounds else 1
+        self._least = [(0, producer) for producer in range(num_producers)]
+
+    def deal(self, works: Sequence[int]) -> list[int]:
+        """Producers of the units of the next slot, in the order of need.
+
+        >>> Dealer(2, call=0).deal([3, 4, 5, 1]), Dealer(2, call=0, in_rounds=True).deal([9, 1, 1, 1])
+        ([1, 1, 0, 0], [0, 1, 1, 0])
+        """
+        dealt = [0] * len(works)
+        order = sorted(range(len(works)), key=works.__getitem__, reverse=True)
+        for start in range(0, len(order), self.at_once):
+            units = order[start : start + self.at_once]
+            taken = [heapq.heappop(self._least) for _ in units]
+            for unit, (so_far, producer) in zip(units, taken, strict=True):
+                dealt[unit] = producer
+                heapq.heappush(self._least, (so_far + works[unit] + self.call, producer))
+        return dealt
 
 
-def _short(dealt: Sequence[Sequence[int]], spec: CompositionSpec) -> list[int]:
+def _short(dealt: Sequence[int], spec: CompositionSpec) -> list[int]:
     """The producers that lack units of a slot to have as many as the others of their group, once for each."""
     counts = [0] * spec.num_producers
-    for producer in chain.from_iterable(dealt):
+    for producer in dealt:
         counts[producer] += 1
     short = []
     for first in range(0, spec.num_producers, spec.producer_shards):

@@ -20,125 +20,120 @@ the oldest first, and the promise holds again for rows that enter afterwards.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import accumulate, chain
-from operator import itemgetter
+from itertools import accumulate, chain, pairwise, repeat
 
-from flowtrain.packing.cost import CostModel
-from flowtrain.packing.load import FIELD, Caps, Load
+from flowtrain.packing.load import COST, FIELD, POSITION, TOKENS, USE, Bin, Caps, Load, Loader
 from flowtrain.packing.spec import CompositionSpec
-from flowtrain.types import SampleMeta, SkippedRow
 
 SHORT_SHARE = 4
 """A row is short when this many of it fit a pack."""
 
 
-COST, USE, POSITION, TOKENS, DUE, HEAVY = (
-    itemgetter(Load._fields.index(name)) for name in ("cost", "use", "position", "tokens", "due", "heavy")
-)
-
-
 @dataclass(slots=True)
 class Layout:
-    """Steps 1 and 2 of the page, for rows in order of due.
+    """Next-fit of rows in order, none of them heavy, as long as rows only come.
 
-    `places`: packs opened so far (packs a step given), or rows placed (rows a step given). `starts`: number of the row
-    with which each pack began, as long as no row is heavy.
+    `starts`: number of the row with which each pack begins (packs a step given), or all numbers (rows a step given).
     """
 
     caps: Caps
     num_packs: int | None
-    places: int = 0
     starts: list[int] = field(default_factory=list)
+    num_rows: int = 0
     room: int = 0
-    _open: int = 0
+    """Of the last pack."""
 
     def __post_init__(self) -> None:
-        # The guard of the tokens is down: there is no open pack with room.
-        self.room = self.caps.guards - 1
-
-    def place(self, load: Load) -> int:
-        """Number of the load's pack, or its own number."""
-        if self.num_packs is None or load.heavy:
-            self.places += 1
-            return self.places - 1
-        left, guards = self.room - load.use, self.caps.guards
-        if left & guards != guards:
-            left = self.caps.room - load.use
-            self._open = self.places
-            self.places += 1
-        self.room = left
-        return self._open
+        # No pack is open yet: one that is full stands for it, since every row has a token.
+        self.room = self.caps.guards
 
     def lay(self, loads: Sequence[Load]) -> None:
-        """`place` for all of these, none of them heavy and none placed before; a pack at a time."""
+        """The next rows, a pack at a time."""
+        first = self.num_rows
+        self.num_rows += len(loads)
         if self.num_packs is None:
-            self.places = len(loads)
-            return
-        if not loads:
+            self.starts.extend(range(first, self.num_rows))
             return
         full, guards, limit = self.caps.room, self.caps.guards, self.caps.limits[0]
-        uses = list(accumulate(map(USE, loads), initial=0))
-        tokens = [use & FIELD for use in uses]
-        starts, at, num_loads = self.starts, 0, len(loads)
-        while at < num_loads:
-            starts.append(at)
-            base = uses[at]
-            end = bisect_right(tokens, tokens[at] + limit, at + 1) - 1
-            while (full - (uses[end] - base)) & guards != guards:
+        used = full - self.room
+        uses = list(accumulate(map(USE, loads), initial=used))
+        tokens = list(accumulate(map(TOKENS, loads), initial=used & FIELD))
+        begun, begun_tokens = 0, 0
+        while True:
+            end = bisect_right(tokens, begun_tokens + limit) - 1
+            while (full - (uses[end] - begun)) & guards != guards:
                 end -= 1
-            at = end
-        self.room = full - (uses[at] - uses[starts[-1]])
-        self.places = len(starts)
-        self._open = self.places - 1
+            if end == len(loads):
+                break
+            self.starts.append(first + end)
+            begun, begun_tokens = uses[end], tokens[end]
+        self.room = full - (uses[end] - begun)
 
 
 @dataclass(slots=True)
 class Totals:
-    """Sums over the window's rows, kept up to date: of all, and of the short ones (see `Window.longest_short`)."""
+    """Sums over rows: of all, and of the long ones (see `Window.longest_short`)."""
 
+    num_rows: int = 0
     cost: int = 0
     use: int = 0
-    short_cost: int = 0
-    short_tokens: int = 0
+    long_cost: int = 0
+    long_tokens: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.use & FIELD
+
+    def count(self, loads: Sequence[Load], longest_short: int, sign: int, cost: int, use: int) -> None:
+        """With these rows more, or less, which together have this cost and use."""
+        long = [load for load in loads if load.tokens > longest_short]
+        self.num_rows += sign * len(loads)
+        self.cost += sign * cost
+        self.use += sign * use
+        self.long_cost += sign * sum(map(COST, long))
+        self.long_tokens += sign * sum(map(TOKENS, long))
 
 
-@dataclass(slots=True)
 class Window:
     """Rows in position order.
 
-    Attributes:
+    Args:
         steps: how many steps of rows the window shall hold.
         bounded: whether the promise is kept; otherwise rows are let in by number alone.
         held: rows that the policy keeps back, which do not count; None when it keeps none.
     """
 
-    spec: CompositionSpec
-    caps: Caps
-    steps: int
-    bounded: bool
-    held: Callable[[Load], bool] | None = None
-    loads: list[Load] = field(default_factory=list)
-    totals: Totals = field(default_factory=Totals)
-    _use: int = 0
-    _num_rows: int = 0
-    _num_heavy: int = 0
-    _target: int = 0
-    _target_rows: int = 0
-    _most_places: int = 0
-    _layout: Layout | None = None
-    longest_short: int = 0
+    def __init__(
+        self,
+        spec: CompositionSpec,
+        caps: Caps,
+        steps: int,
+        bounded: bool,
+        held: Callable[[Load], bool] | None = None,
+    ) -> None:
+        self.spec, self.caps, self.bounded, self.held = spec, caps, bounded, held
+        self.longest_short = spec.max_tokens // SHORT_SHARE
+        self.totals = Totals()
+        self.due_of: dict[int, int] = {}
+        """Step in which the row of each position is due."""
+        self.heavy: set[int] = set()
+        """Positions of rows that alone cost more than a full pack of short ones."""
+        self._rows: dict[int, Load] = {}
+        self._listed: list[Load] | None = None
+        self._layout: Layout | None = None
+        self._most_places = (spec.wait_steps + 1) * self.places_per_step
+        self._target = steps * self.places_per_step
+        if spec.num_packs is not None:
+            self._target = caps.target(self._target)
 
-    def __post_init__(self) -> None:
-        self.longest_short = self.spec.max_tokens // SHORT_SHARE
-        if self.spec.num_packs is not None:
-            self._target = self.caps.target(self.steps * self.spec.num_packs)
-        else:
-            self._target_rows = self.steps * self.places_per_step
-        self._most_places = (self.spec.wait_steps + 1) * self.places_per_step
+    @property
+    def loads(self) -> list[Load]:
+        if self._listed is None:
+            self._listed = list(self._rows.values())
+        return self._listed
 
     @property
     def places_per_step(self) -> int:
@@ -149,171 +144,145 @@ class Window:
     @property
     def full(self) -> bool:
         """Whether the next row has to wait outside."""
-        if not self._target:
-            if self._num_rows >= self._target_rows:
-                return True
-        elif (self._target - self._use) & self.caps.guards != self.caps.guards:
-            return True
         # The next row opens one more place at most, and must be let in whatever it is.
-        return self.bounded and self._laid().places >= self._most_places
-
-    def _laid(self) -> Layout:
-        """The layout of the window's rows in position order, which is that of due where none is heavy."""
-        layout = self._layout
-        if layout is None:
-            layout = self._layout = Layout(self.caps, self.spec.num_packs)
-            if self._num_heavy:
-                for load in self.loads:
-                    layout.place(load)
-            else:
-                layout.lay(self.loads)
-        return layout
+        return self._enough(self._amount) or (self.bounded and self._places >= self._most_places)
 
     @property
     def missing(self) -> int:
         """Rows (or tokens, for a step of packs) that the window lacks while it is not full."""
-        if self.spec.step_samples is not None:
-            return self.steps * self.spec.step_samples - self._num_rows
-        return ((self._target - self._use) & FIELD) + 1
+        if self.spec.num_packs is None:
+            return self._target - self._amount
+        return ((self._target - self._amount) & FIELD) + 1
 
-    def add(self, load: Load) -> None:
-        """A row, whether the window is full or not."""
-        self._count([load], 1)
-        self.loads.append(load)
+    def add(self, load: Load, due: int, heavy: bool) -> None:
+        """A row of an earlier window, whether this one is full or not."""
+        self._enter([load], due, load.use)
+        if heavy:
+            self.heavy.add(load.position)
         self._layout = None
 
-    def fill(self, waiting: deque[SampleMeta | SkippedRow], load_of: Callable[[SampleMeta], Load], cursor: int) -> int:
-        """Rows in until the window is full or none waits; returns the position behind the last one read, or `cursor`.
+    def fill(self, waiting: Sequence[Load], due: int, heavy: Set[int], heavy_due: int) -> int:
+        """Rows in until the window is full or none waits; returns how many.
 
-        `full`, `add` and `Layout.place` in one loop.
+        `heavy`: positions of those that are, which are due at `heavy_due`, the others at `due`.
         """
-        if not waiting or self.full:
-            return cursor
-        layout = self._laid() if self.bounded else Layout(self.caps, self.spec.num_packs)
-        guards, target, most, most_rows = self.caps.guards, self._target, self._most_places, self._target_rows
-        held, packed, empty = self.held, self.spec.num_packs is not None and self.bounded, self.caps.room
-        use, num_rows, room, places = self._use, self._num_rows, layout.room, layout.places
-        loads, starts, before = self.loads, layout.starts, len(self.loads)
-        while waiting:
-            row = waiting.popleft()
-            cursor = row.position + 1
-            if isinstance(row, SkippedRow):
-                continue
-            load = load_of(row)
-            takes = load.use
-            if held is None or not held(load):
-                use += takes
-                num_rows += 1
-            if packed and not load.heavy:
-                room -= takes
-                if room & guards != guards:
-                    room = empty - takes
-                    places += 1
-                    starts.append(len(loads))
-            else:
-                places += 1
-            loads.append(load)
-            # Rows that are held stay within `num_rows`; a window that is not bounded has no places to run out of.
-            if (target - use) & guards != guards if target else num_rows >= most_rows:
-                break
-            if places >= most and self.bounded:
-                break
-        layout.room, layout.places = room, places
-        self._use, self._num_rows = use, num_rows
-        new = loads[before:]
-        self._count(new, 1, held=False)
-        return cursor
+        amounts = list(accumulate(self._amounts(waiting), initial=self._amount))
+        num = min(bisect_left(amounts, True, key=self._enough), len(waiting))
+        if self.bounded:
+            num = self._lay(waiting[:num], heavy)
+        entered = waiting[:num]
+        self._enter(entered, due, sum(map(USE, entered)))
+        for position in (load.position for load in entered if load.position in heavy) if heavy else ():
+            self.heavy.add(position)
+            self.due_of[position] = heavy_due
+        return num
 
-    def take(self, taken: Sequence[Load]) -> None:
-        """Rows that leave."""
-        positions = set(map(POSITION, taken))
-        self._count(taken, -1)
-        self.loads = [load for load in self.loads if load.position not in positions]
-        self._layout = None
+    def take(self, packs: Sequence[Bin]) -> None:
+        """Rows that leave, those of these packs."""
+        taken = list(chain.from_iterable(pack.loads for pack in packs))
+        for position in map(POSITION, taken):
+            del self._rows[position], self.due_of[position]
+        self.heavy &= self._rows.keys()
+        cost, use = sum(pack.cost for pack in packs), sum(self.caps.room - pack.room for pack in packs)
+        self.totals.count(taken, self.longest_short, -1, cost, use)
+        self._listed = self._layout = None
 
-    def _count(self, loads: Sequence[Load], sign: int, held: bool = True) -> None:
-        """The sums with these rows more, or less; `held`: also those without rows that the policy keeps back."""
-        totals, longest_short = self.totals, self.longest_short
-        use = sum(map(USE, loads))
-        short = [load for load in loads if load.tokens <= longest_short]
-        totals.cost += sign * sum(map(COST, loads))
-        totals.use += sign * use
-        totals.short_cost += sign * sum(map(COST, short))
-        totals.short_tokens += sign * sum(map(TOKENS, short))
-        self._num_heavy += sign * sum(map(HEAVY, loads))
-        if held and self.held is not None:
-            kept = self.held
-            loads = [load for load in loads if not kept(load)]
-            use = sum(map(USE, loads))
-        if held:
-            self._use += sign * use
-            self._num_rows += sign * len(loads)
-
-    def recost(self, cost: CostModel) -> None:
+    def recost(self, loader: Loader) -> None:
         """Costs by another model; what was promised stays."""
-        load_of = self.caps.loader(cost)
-        self.loads = [load_of(load.sample, load.due, load.heavy) for load in self.loads]
-        self.totals.cost = sum(load.cost for load in self.loads)
-        self.totals.short_cost = sum(load.cost for load in self.loads if load.tokens <= self.longest_short)
+        loads = loader([load.sample for load in self.loads])
+        use, self.totals = self.totals.use, Totals()
+        self._rows = dict(zip(self._rows, loads, strict=True))
+        self._listed = loads
+        self.totals.count(loads, self.longest_short, 1, sum(map(COST, loads)), use)
 
     def due(self, step: int, early: int = 0) -> tuple[Sequence[Load], Sequence[Sequence[Load]]]:
         """Rows that step `step` must have, and the packs of the layout's first step that show that they fit.
 
         `early`: rows that are not heavy count as due so many steps before they are.
         """
-        loads, per_step = self.loads, self.places_per_step
-        if self._num_heavy:
-            return self._due_by_row(step, early)
-        if not loads:
+        if not self._rows:
             return [], []
-        starts = range(len(loads)) if self.spec.num_packs is None else self._laid().starts
-        # Of the rows of one step of the layout, the first is due first, so it alone is looked at.
-        firsts = enumerate(starts[per_step::per_step], start=1)
-        tight_behind = any(loads[first].due - early - step <= level for level, first in firsts)
-        if not tight_behind and loads[0].due - early > step:
+        due_of, heavy, per_step = self.due_of, self.heavy, self.places_per_step
+
+        def when(load: Load) -> int:
+            return due_of[load.position] - (0 if load.position in heavy else early)
+
+        packs = self._packs(when)
+        # Of the rows of a pack, and of the packs of a step, the first is due first, so it alone is looked at.
+        levels = enumerate(packs[per_step::per_step], start=1)
+        tight_behind = any(when(pack[0]) - step <= level for level, pack in levels)
+        if not tight_behind and when(packs[0][0]) > step:
             return [], []
-        ends = [*starts[1 : per_step + 1], len(loads)][:per_step]
-        packs = [loads[start:end] for start, end in zip(starts, ends, strict=False)]
+        packs = packs[:per_step]
         if not tight_behind:
-            packs = [kept for pack in packs if (kept := [load for load in pack if load.due - early <= step])]
+            packs = [kept for pack in packs if (kept := [load for load in pack if when(load) <= step])]
         return list(chain.from_iterable(packs)), packs
 
-    def _due_by_row(self, step: int, early: int) -> tuple[Sequence[Load], Sequence[Sequence[Load]]]:
-        """`due` where some rows are heavy and the order of due is not that of positions."""
-        ordered = self._by_due(early)
-        tight_behind = self._tight_behind(ordered, step, early)
-        if not ordered or (not tight_behind and ordered[0].due - (0 if ordered[0].heavy else early) > step):
-            return [], []
-        chosen: list[Load] = []
-        packs: dict[int, list[Load]] = {}
-        layout = Layout(self.caps, self.spec.num_packs)
-        for load in ordered:
-            place = layout.place(load)
-            due = load.due if load.heavy else load.due - early
-            if place < self.places_per_step and (tight_behind or due <= step):
-                chosen.append(load)
-                packs.setdefault(place, []).append(load)
-        return chosen, list(packs.values())
+    # --- sums and the layout ------------------------------------------------------------------------------------------
 
-    def _tight_behind(self, ordered: Sequence[Load], step: int, early: int) -> bool:
-        """Whether a row behind the first step of the layout has its place there where it is due, or later."""
-        per_step = self.places_per_step
+    def _enter(self, loads: Sequence[Load], due: int, use: int) -> None:
+        positions = list(map(POSITION, loads))
+        self._rows.update(zip(positions, loads, strict=True))
+        self.due_of.update(zip(positions, repeat(due), strict=False))
+        self.totals.count(loads, self.longest_short, 1, sum(map(COST, loads)), use)
+        self._listed = None
+
+    def _amounts(self, loads: Sequence[Load]) -> Iterable[int]:
+        """What each row adds to the amount that the window holds."""
+        amounts = map(USE, loads) if self.spec.num_packs is not None else repeat(1, len(loads))
+        if self.held is None:
+            return amounts
+        return (0 if self.held(load) else amount for load, amount in zip(loads, amounts, strict=True))
+
+    @property
+    def _amount(self) -> int:
+        """Rows that count (rows a step given), or their uses (packs a step given)."""
+        if self.held is not None:
+            return sum(self._amounts(self.loads))
+        return self.totals.use if self.spec.num_packs is not None else self.totals.num_rows
+
+    def _enough(self, amount: int) -> bool:
+        """Whether this is all that the window shall hold."""
         if self.spec.num_packs is None:
-            firsts = list(enumerate(ordered[::per_step]))[1:]
-            return any(load.due - (0 if load.heavy else early) - step <= level for level, load in firsts)
-        left, places, guards, full = self.caps.guards - 1, 0, self.caps.guards, self.caps.room
-        for load in ordered:
-            if not load.heavy:
-                left -= load.use
-                if left & guards == guards:
-                    continue
-                left = full - load.use
-            if places and places % per_step == 0:
-                due = load.due if load.heavy else load.due - early
-                if due - step <= places // per_step:
-                    return True
-            places += 1
-        return False
+            return amount >= self._target
+        return (self._target - amount) & self.caps.guards != self.caps.guards
 
-    def _by_due(self, early: int) -> list[Load]:
-        return sorted(self.loads, key=lambda load: (load.due - (0 if load.heavy else early), load.position))
+    @property
+    def _places(self) -> int:
+        """Places of the layout: those of rows that are not heavy, and one for each that is."""
+        return len(self._laid().starts) + len(self.heavy)
+
+    def _laid(self) -> Layout:
+        """The layout of the window's rows without the heavy ones, in position order, which is that of due."""
+        if self._layout is None:
+            self._layout = Layout(self.caps, self.spec.num_packs)
+            self._layout.lay(_without(self.loads, self.heavy))
+        return self._layout
+
+    def _lay(self, loads: Sequence[Load], heavy: Set[int]) -> int:
+        """These rows into the layout, as many as its places allow, which is returned; the last may open one."""
+        more = self._most_places - self._places
+        layout, ordinary = self._laid(), _without(loads, heavy)
+        before, first = len(layout.starts), layout.num_rows
+        layout.lay(ordinary)
+        opened = [ordinary[start - first].position for start in layout.starts[before:]]
+        if len(ordinary) < len(loads):
+            opened = sorted([*opened, *(load.position for load in loads if load.position in heavy)])
+        if len(opened) < more:
+            return len(loads)
+        self._layout = None
+        return bisect_right(loads, opened[more - 1], key=POSITION)
+
+    def _packs(self, when: Callable[[Load], int]) -> Sequence[Sequence[Load]]:
+        """The packs of the layout, also of heavy rows, in the order in which their first rows are due."""
+        ordinary = _without(self.loads, self.heavy)
+        starts = self._laid().starts
+        packs = [ordinary[start:end] for start, end in pairwise([*starts, len(ordinary)])]
+        if self.heavy:
+            packs += [[self._rows[position]] for position in self.heavy]
+            packs.sort(key=lambda pack: (when(pack[0]), pack[0].position))
+        return packs
+
+
+def _without(loads: Sequence[Load], heavy: Set[int]) -> Sequence[Load]:
+    return [load for load in loads if load.position not in heavy] if heavy else loads

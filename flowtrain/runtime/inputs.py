@@ -18,10 +18,6 @@ from flowtrain.runtime.decisions import Costs, ReplayLog
 from flowtrain.shapes import ModelShape, payload_bytes
 from flowtrain.types import Module, Role, SampleMeta
 
-BLOCK_ROWS = 64
-"""Rows of one payload block: large enough to make calls rare, small enough to start early."""
-
-
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What a run is made from, read before anything starts."""
@@ -54,8 +50,11 @@ class Inputs:
 
     def sample_bytes(self, sample: SampleMeta) -> int:
         """Payload bytes of a sample's features in the pool."""
-        features = self.shape.features(self.config.cut)
-        return payload_bytes(features, self.config.model.dtype, sample.vision_tokens, sample.patches)
+        return self.feature_bytes(sample.vision_tokens, sample.patches)
+
+    def feature_bytes(self, tokens: int, patches: int) -> int:
+        """The same, of a sample of so many vision tokens and patches."""
+        return payload_bytes(self.shape.features(self.config.cut), self.config.model.dtype, tokens, patches)
 
     @property
     def reduced_roles(self) -> frozenset[Role]:
@@ -132,7 +131,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         max_unit_patches=config.producers.max_unit_patches,
         max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
         horizon=inputs.horizon,
-        block_bytes=lambda sample: block_bytes(inputs.sample_bytes(sample)),
+        block_bytes=lambda tokens, patches: block_bytes(inputs.feature_bytes(tokens, patches)),
         max_patches=config.packing.max_patches,
         max_images=config.packing.max_images,
         sync=sync_of(inputs.plan.consumers.layout),

@@ -17,14 +17,14 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from flowtrain.config.schema import Config
-from flowtrain.data.stream import SampleStream
+from flowtrain.data.stream import BLOCK_ROWS, SampleStream
 from flowtrain.errors import DataError, LostProcessError, PlanError
 from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, ReduceOrder, UpdateOrder
 from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
-from flowtrain.runtime.inputs import BLOCK_ROWS, Inputs
+from flowtrain.runtime.inputs import Inputs
 from flowtrain.runtime.rows import Payloads
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.types import EmbeddingRef, Pack, Phase, Role, SampleMeta, SkippedRow, Step
@@ -122,6 +122,7 @@ class Bench:
         self._directory = Directory({owner: inputs.plan.producers.ranks[0].segment_bytes})
         self._payloads = Payloads()
         self._stream = SampleStream(len(inputs.train), BLOCK_ROWS, 1, start=start)
+        self._waiting: deque[SampleMeta | SkippedRow] = deque()
         self._step = 0
         self._trained_tokens = 0
         self._most_passed = min(MOST_PASSED, len(inputs.train))
@@ -137,8 +138,7 @@ class Bench:
         found: list[SampleMeta] = []
         num_passed = 0
         while len(found) < num_rows:
-            row = self._stream.take()
-            if row is None:
+            if not self._waiting:
                 self._stream.want(BLOCK_ROWS)
                 for request in self._stream.requests():
                     began = time.perf_counter()
@@ -150,7 +150,9 @@ class Bench:
                     kept = sum(isinstance(r, SampleMeta) for r in answer.value.rows)
                     self._payloads.add(answer.value.block, answer.payload, kept)
                     self._stream.add(answer.value)
+                self._waiting += self._stream.take()
                 continue
+            row = self._waiting.popleft()
             self.position = row.position + 1
             if isinstance(row, SkippedRow):
                 num_passed += 1
@@ -176,8 +178,7 @@ class Bench:
         position = num_passed = 0
         while (step := composer.next()) is None:
             for row in self.read(max(1, composer.wants())):
-                fits = not composer.too_big(row)
-                composer.add(replace(row, position=position) if fits else _passed(row, position))
+                fits = not composer.add([row._replace(position=position)])
                 num_passed = 0 if fits else num_passed + 1
                 if num_passed >= self._most_passed:
                     raise DataError(
@@ -365,7 +366,3 @@ def _begin(of_steps: dict[Kind, list[Orders]]) -> dict[Kind, Orders]:
     for steps in of_steps.values():
         steps.append([])
     return {kind: steps[-1] for kind, steps in of_steps.items()}
-
-
-def _passed(row: SampleMeta, position: int) -> SkippedRow:
-    return SkippedRow(position, row.row, row.id, "too-long", "for this size of pack")

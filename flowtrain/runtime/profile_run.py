@@ -268,8 +268,7 @@ def _steps(bench: Bench, rows: Sequence[SampleMeta]) -> tuple[list[list[tuple[Sa
     """Packs of the steps that a run would compose of these rows, and the seconds that a step takes to compose."""
     spec = replace(bench.spec, horizon=len(rows))
     composer = Composer(spec, bench.cost)
-    for position, row in enumerate(rows):
-        composer.add(replace(row, position=position))
+    composer.add([row._replace(position=position) for position, row in enumerate(rows)])
     began = time.perf_counter()
     steps = []
     while (step := composer.next()) is not None:

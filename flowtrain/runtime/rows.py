@@ -67,15 +67,17 @@ class BadShare:
         self.first: dict[str, SkippedRow] = {}
         self._any_usable = self._any_trained = False
 
-    def add(self, row: SampleMeta | SkippedRow) -> None:
-        """A row was read."""
-        self.seen += 1
-        self._any_usable |= isinstance(row, SampleMeta)
-        if self.seen <= self.probe and isinstance(row, SkippedRow):
-            self._count(row)
-        if self.seen == self.probe:
-            self._judge()
-        if self.seen == self.num_rows and not self._any_usable:
+    def add(self, rows: Sequence[SampleMeta | SkippedRow]) -> None:
+        """The next rows were read."""
+        before, self.seen = self.seen, self.seen + len(rows)
+        self._any_usable = self._any_usable or any(isinstance(row, SampleMeta) for row in rows)
+        if before < self.probe:
+            for row in rows[: self.probe - before]:
+                if isinstance(row, SkippedRow):
+                    self._count(row)
+            if self.seen >= self.probe:
+                self._judge()
+        if self.seen >= self.num_rows and not self._any_usable:
             raise self._error(f"none of the {self.num_rows} rows can be used", "")
 
     def decoded(self, num_rows: int, bad: Iterable[SkippedRow]) -> None:
@@ -154,14 +156,12 @@ class RowFeed:
         return rest
 
     def _drain(self) -> None:
-        while (row := self.stream.take()) is not None:
-            if isinstance(row, SampleMeta) and (too_big := self.composer.too_big(row)):
-                self.payloads.done([row])
-                row = SkippedRow(row.position, row.row, row.id, *too_big)
-            if isinstance(row, SkippedRow):
-                self._skipped.append(row)
-            self.bad_share.add(row)
-            self.composer.add(row)
+        if rows := self.stream.take():
+            if too_big := {row.position: row for row in self.composer.add(rows)}:
+                self.payloads.done([row for row in rows if isinstance(row, SampleMeta) and row.position in too_big])
+                rows = [too_big.get(row.position, row) for row in rows]
+            self._skipped += [row for row in rows if isinstance(row, SkippedRow)]
+            self.bad_share.add(rows)
         if self.stream.exhausted and not self._ended:
             self._ended = True
             self.composer.end()
@@ -184,7 +184,7 @@ class EvalRows:
     def add(self, read: BlockRead, handle: Any) -> None:
         self.payloads.add(read.block, handle, sum(isinstance(row, SampleMeta) for row in read.rows))
         self.stream.add(read)
-        while (row := self.stream.take()) is not None:
+        for row in self.stream.take():
             if isinstance(row, SampleMeta):
                 self.samples.append(row)
             else:

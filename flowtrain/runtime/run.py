@@ -18,12 +18,13 @@ from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_w
 from flowtrain.allocator.limits import limit_warnings, process_limits, raise_open_files
 from flowtrain.allocator.spare import spare_ranks, with_producers
 from flowtrain.config.schema import Config
-from flowtrain.data.stream import SampleStream
+from flowtrain.data.stream import BLOCK_ROWS, SampleStream
 from flowtrain.errors import Interrupted, Terminated
 from flowtrain.packing import Composer, CompositionSpec, compose_eval
 from flowtrain.plan import Plan
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.checkpoints import CheckpointWriter, newest_complete, read_state
+from flowtrain.runtime.collector import rare_collection
 from flowtrain.runtime.controller import Controller
 from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs, ReplayLog
@@ -31,7 +32,6 @@ from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.inputs import (
-    BLOCK_ROWS,
     Inputs,
     Schedule,
     check_resume,
@@ -266,6 +266,7 @@ def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: Sto
     from flowtrain.runtime.cluster import Cluster
     from flowtrain.runtime.ray_executor import RayExecutor
 
+    stack.enter_context(rare_collection())
     if cluster is None:
         cluster = stack.enter_context(Cluster(config.cluster))
     with stop.held():

@@ -123,9 +123,9 @@ class EncoderShape:
         """Rows that go through the layers for an image: its patches and the class tokens."""
         return sum(tile + self.class_tokens for tile in self.tiles(patches))
 
-    def attended_pairs(self, patches: int) -> float:
+    def attended_pairs(self, patches: int) -> int:
         """Pairs of rows that attend to each other in all layers, for one image."""
-        pairs = 0.0
+        pairs = 0
         for tile in self.tiles(patches):
             rows = tile + self.class_tokens
             pairs += (self.full_layers - self.idle_layers) * rows * rows

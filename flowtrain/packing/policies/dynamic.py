@@ -25,17 +25,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Collection, Sequence
 from itertools import chain, islice
-from operator import itemgetter
 
 from flowtrain.packing.balance import fewest_packs, improve, spread
 from flowtrain.packing.budget import budgets_of
-from flowtrain.packing.load import Bin, Caps, Load
+from flowtrain.packing.load import COST, Bin, Caps, Load
 from flowtrain.packing.policies.protocol import Draw, Due, Policy, Slots
 from flowtrain.packing.slots import ordered_slots, slots_of
 from flowtrain.packing.spec import CompositionSpec, Sync
 from flowtrain.packing.stock import Stock
-
-COST = itemgetter(Load._fields.index("cost"))
 
 PREFIX_PERCENT = 97
 
@@ -139,7 +136,7 @@ def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
     prefix, behind = _oldest(draw, taken, lacking * PREFIX_PERCENT // 100, num_packs, max(budgets))
     spilled = _longest_first(prefix, bins, budgets, draw.caps)
     stock = Stock(chain(spilled, behind), draw.caps)
-    for number in sorted(range(num_packs), key=lambda n: (bins[n].cost - budgets[n], n)):
+    for number in sorted(range(num_packs), key=lambda n: bins[n].cost - budgets[n]):
         stock.fill(bins[number], budgets[number])
     kept = {load.position for load in due.loads}
     for pack, most in zip(bins, budgets, strict=True):
@@ -153,7 +150,7 @@ def _dear_slots(draw: Draw, num_packs: int, budget: int, due: Due) -> tuple[list
     """Step 2: packs and their budgets, dear rows placed as the first of their packs."""
     ranks = draw.num_ranks
     dear = [load for load in draw.loads if load.cost > budget]
-    dear.sort(key=lambda load: (load.due, load.position))
+    dear.sort(key=lambda load: (draw.due_of[load.position], load.position))
     now = {load.position for load in due.loads}
     num_due = max((number for number, load in enumerate(dear, start=1) if load.position in now), default=0)
     num_slots = min(max(len(dear) // ranks, -(-num_due // ranks)), num_packs // ranks)
@@ -183,40 +180,37 @@ def _place_due(due: Sequence[Load], bins: Sequence[Bin], budgets: Sequence[int],
 
 def _oldest(draw: Draw, taken: set[int], most: int, num_packs: int, dearest: int) -> tuple[list[Load], list[Load]]:
     """The oldest rows that together cost at most `most`, and those behind them that packs may still choose from."""
-    prefix: list[Load] = []
-    behind: list[Load] = []
-    room = STOCK_PER_PACK * num_packs + STOCK_ROWS
     rows = iter(draw.loads)
-    for load in rows:
-        cost = load.cost
-        if cost > dearest or load.position in taken:
-            continue
-        if most <= 0:
-            behind.append(load)
-            break
-        most -= cost
-        prefix.append(load)
+    prefix: list[Load] = []
+    while most > 0 and (load := next(rows, None)) is not None:
+        if load.cost <= dearest and load.position not in taken:
+            prefix.append(load)
+            most -= load.cost
     fitting = (load for load in rows if load.cost <= dearest and load.position not in taken)
-    behind += islice(fitting, room - len(behind))
-    return prefix, behind
+    return prefix, list(islice(fitting, STOCK_PER_PACK * num_packs + STOCK_ROWS))
 
 
 def _longest_first(loads: Sequence[Load], bins: Sequence[Bin], budgets: Sequence[int], caps: Caps) -> list[Load]:
     """Each row, dearest first, into the pack that lacks most; returns those for which it had no room."""
-    heap = [(pack.cost - most, number) for number, (pack, most) in enumerate(zip(bins, budgets, strict=True))]
+    # Lack, negative, above and number below in one whole number: the pack that lacks most has the smallest.
+    shift = len(bins).bit_length()
+    mask = (1 << shift) - 1
+    heap = [
+        ((pack.cost - most) << shift) + number for number, (pack, most) in enumerate(zip(bins, budgets, strict=True))
+    ]
     heapq.heapify(heap)
     replace, guards, spilled = heapq.heapreplace, caps.guards, []
     # Rows come oldest first, and a reversed sort is stable too: among equals the oldest comes first.
     for load in sorted(loads, key=COST, reverse=True):
-        lack, number = heap[0]
-        lack += load.cost
-        pack = bins[number]
+        key = heap[0]
+        pack = bins[key & mask]
+        key += load.cost << shift
         left = pack.room - load.use
-        if lack <= 0 and left & guards == guards:
+        if key <= mask and left & guards == guards:
             pack.loads.append(load)
             pack.cost += load.cost
             pack.room = left
-            replace(heap, (lack, number))
+            replace(heap, key)
         else:
             spilled.append(load)
     return spilled

@@ -9,7 +9,7 @@ It keeps the caps of every pack and takes at least one row. Where `bounded`, it 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -39,6 +39,7 @@ class Draw:
         spec, cost, caps: the rules.
         due: rows that must be in this step.
         early: rows that should be, since they have waited for the usual bound.
+        due_of: step in which the row of each position is due.
         totals: sums over the window's rows.
         last: whether no rows will come beside these.
     """
@@ -49,6 +50,7 @@ class Draw:
     caps: Caps
     due: Due = Due()
     early: Due = Due()
+    due_of: Mapping[int, int] = field(default_factory=dict)
     totals: Totals = field(default_factory=Totals)
     last: bool = False
 

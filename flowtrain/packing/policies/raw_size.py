@@ -29,4 +29,4 @@ class RawSize(Policy):
 
 
 def _patches(pack: Bin) -> int:
-    return sum(load.patches for load in pack.loads)
+    return sum(load.sample.patches for load in pack.loads)

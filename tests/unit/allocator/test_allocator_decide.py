@@ -159,7 +159,7 @@ def test_gpus_are_divided_as_the_smallest_of_them(emoji: Path, shape: ModelShape
 def test_sizes_beside_the_rows_are_found(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     assert known_stats(rows) is None
-    kept = SampleMeta(0, 0, "a", 10, 8, 3, (ImageMeta(1, 1, 8, 32),))
+    kept = SampleMeta.of(0, 0, "a", 10, 8, 3, (ImageMeta(1, 1, 8, 32, 0),))
     lines = [json.dumps(row_sizes(row)) for row in (kept, SkippedRow(1, 1, "b", "too-long", ""))]
     sizes_file(rows).write_text("\n".join(lines))
     stats = known_stats(rows)

@@ -70,9 +70,9 @@ def test_work_of_the_modules_is_that_of_the_flops(seven: ModelShape, frozen: tup
     samples = []
     for number in range(len(stats)):
         tokens = stats.image_tokens[stats.image_sample == number].tolist()
-        images = tuple(ImageMeta(1, 1, size, size * per_token) for size in tokens)
+        images = tuple(ImageMeta(1, 1, size, size * per_token, 0) for size in tokens)
         text, trained = int(stats.text_tokens[number]), int(stats.trained_tokens[number])
-        samples.append(SampleMeta(number, number, str(number), text, sum(tokens), trained, images))
+        samples.append(SampleMeta.of(number, number, str(number), text, sum(tokens), trained, images))
     expected = step_flops(seven, samples, modules)
     assert sum(load.train_flops for load in loads) * len(stats) == pytest.approx(
         expected.total, rel=0.05 if "backbone" in frozen else 1e-9

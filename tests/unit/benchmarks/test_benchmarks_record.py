@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 
@@ -30,13 +31,16 @@ def test_check_compares_value_with_limit(value: float, op: str, limit: float, ok
     }
 
 
-def measured(seed: int) -> Result:
-    return Result({"size": 3}, [{"case": "a", "seconds": 0.123456}], [Check("seconds", float(seed), "<=", 1.0)])
+def measured(options: argparse.Namespace) -> Result:
+    checks = [Check("seconds", float(options.seed), "<=", 1.0)]
+    return Result({"size": options.size}, [{"case": "a", "seconds": 0.123456}], checks)
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--size", type=int, default=3, help="of what is measured")
     monkeypatch.setattr("sys.argv", ["python -m benchmarks.example", *arguments])
-    main("example", measured)
+    main("example", measured, parser)
 
 
 def test_record_says_what_ran_where(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,3 +69,13 @@ def test_table_is_markdown(capsys: pytest.CaptureFixture[str], monkeypatch: pyte
     assert table([{"case": "a", "seconds": 0.123456}]) == "| case | seconds |\n| --- | --- |\n| a | 0.1235 |"
     run(monkeypatch)
     assert "| seconds | 0 | <= | 1 | True |" in capsys.readouterr().out
+
+
+def test_help_shows_the_options_of_all_and_those_of_its_own(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(SystemExit):
+        run(monkeypatch, "--help")
+    told = capsys.readouterr().out
+    assert "usage: python -m benchmarks.example" in told
+    assert all(option in told for option in ("--json", "--check", "--seed", "--size"))

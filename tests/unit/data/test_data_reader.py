@@ -51,7 +51,7 @@ def test_training_rows_come_in_seeded_order_and_held_out_rows_in_file_order(emoj
     assert train.block != held_out.block
     for row in train.rows:
         assert isinstance(row, SampleMeta)
-        tokens = payload.sample(row.index)
+        tokens = payload.sample(row.place)
         assert row.block == train.block
         assert len(tokens.input_ids) == row.tokens
         assert (tokens.labels != IGNORED_LABEL).sum() == row.trained_tokens
@@ -62,12 +62,12 @@ def test_two_readers_read_the_same(digits: Config) -> None:
     other = ReaderStage(digits)
     other.read(Phase.EVAL, 0, 3, 0)
     parts = [other.read(Phase.TRAIN, start, 4, block) for block, start in ((2, 8), (0, 0), (1, 4))]
-    rows = {row.position: (row.id, p.sample(row.index)) for read, p in parts for row in read.rows}
+    rows = {row.position: (row.id, p.sample(row.place)) for read, p in parts for row in read.rows}
     for row in whole.rows:
         assert isinstance(row, SampleMeta)
         told, tokens = rows[row.position]
         assert told == row.id
-        assert tokens.input_ids.tolist() == payload.sample(row.index).input_ids.tolist()
+        assert tokens.input_ids.tolist() == payload.sample(row.place).input_ids.tolist()
 
 
 def test_skipped_rows_take_no_place_in_the_payload(emoji: Config, write_rows: Callable[..., Path]) -> None:
@@ -76,7 +76,7 @@ def test_skipped_rows_take_no_place_in_the_payload(emoji: Config, write_rows: Ca
     reader = ReaderStage(config)
     read, payload = reader.read(Phase.EVAL, 0, 4, 0)
     assert [type(row) for row in read.rows] == [SkippedRow, SampleMeta, SkippedRow, SampleMeta]
-    assert [row.index for row in read.rows if isinstance(row, SampleMeta)] == [0, 1]
+    assert [row.place for row in read.rows if isinstance(row, SampleMeta)] == [0, 1]
     assert len(payload) == 2
     assert pickle.loads(pickle.dumps(read)) == read
 
@@ -109,7 +109,7 @@ def test_masked_text_and_pictures_keep_their_size(digits: Config) -> None:
     read, payload = reader.read(Phase.TRAIN, 0, 3, 0)
     for row in read.rows:
         assert isinstance(row, SampleMeta)
-        assert masked_text(reader._open_measure(), payload.sample(row.index)).count("⟦") == 1
+        assert masked_text(reader._open_measure(), payload.sample(row.place)).count("⟦") == 1
     art = half_blocks(Image.new("RGB", (300, 100), (255, 0, 0)), max_columns=24, max_rows=12)
     assert {len(line) for line in art} == {24}
     assert len(art) == 4

@@ -74,7 +74,7 @@ def test_ids_mask_and_inputs_equal_the_whole_processor_call(processor: Any, emoj
         mask = torch.as_tensor(expected["assistant_masks"])[0].bool().tolist()
         assert (tokens.labels != IGNORED_LABEL).tolist() == mask
         assert all(label in (token, IGNORED_LABEL) for token, label in zip(*map(list, tokens), strict=True))
-        assert (sample.position, sample.row, sample.block, sample.index) == (9, row, 3, 5)
+        assert (sample.position, sample.row, sample.block, sample.place) == (9, row, 3, 5)
         assert sample.tokens == len(tokens.input_ids)
         assert sample.trained_tokens == sum(mask)
         assert sample.vision_tokens == sum(image.tokens for image in sample.images)

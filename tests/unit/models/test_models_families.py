@@ -75,7 +75,7 @@ def test_rows_are_measured_from_sizes_alone(family: str, folder_of: Callable[[st
         for image in images if measure.shape.bounds_features(Cut.BEFORE_PROJECTOR) else ():
             assert image.patches <= image.tokens * measure.shape.projector.patches_per_token, "what the pool counts on"
         prepared, _ = prepare(processor, pictures(sizes, number))
-        metas = [ImageMeta(h, w, image.tokens, image.patches) for (h, w), image in zip(sizes, images, strict=True)]
+        metas = [ImageMeta(h, w, image.tokens, image.patches, 0) for (h, w), image in zip(sizes, images, strict=True)]
         assert measure.patches(prepared, metas) == [image.patches for image in images]
         given = {name: value for name, value in prepared.items() if name in whole}
         assert given

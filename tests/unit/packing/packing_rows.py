@@ -17,8 +17,8 @@ COST = CostModel.from_coefficients(token=100.0, token_pair=1.0, trained_token=10
 MAX_TOKENS = 64
 
 
-def block_bytes(sample: SampleMeta) -> int:
-    return 64 + 64 * sample.vision_tokens
+def block_bytes(tokens: int, patches: int) -> int:
+    return 64 + 64 * tokens
 
 
 SPEC = CompositionSpec(
@@ -39,8 +39,8 @@ SPEC = CompositionSpec(
 
 
 def sample(position: int, text: int, images: Sequence[int]) -> SampleMeta:
-    metas = tuple(ImageMeta(8, 8, tokens, 4 * tokens) for tokens in images)
-    return SampleMeta(position, position, f"row-{position}", text, sum(images), 1, metas)
+    metas = tuple(ImageMeta(8, 8, tokens, 4 * tokens, 16 * tokens**2) for tokens in images)
+    return SampleMeta.of(position, position, f"row-{position}", text, sum(images), 1, metas)
 
 
 @st.composite
@@ -92,7 +92,7 @@ def compose(composer: Composer, rows: Sequence[Row], eager: bool = False) -> lis
     steps, waiting = [], list(rows)
     while True:
         while waiting and (eager or composer.wants()):
-            composer.add(waiting.pop(0))
+            composer.add([waiting.pop(0)])
         if not waiting:
             composer.end()
         step = composer.next()
@@ -135,7 +135,7 @@ def assert_units(spec: CompositionSpec, samples: Sequence[SampleMeta], units: Se
     for number, unit in enumerate(units):
         assert unit.id.number == number
         assert unit.patches <= spec.max_unit_patches or len(unit.samples) == 1
-        assert unit.bytes == sum(block_bytes(s) for s in unit.samples)
+        assert unit.bytes == sum(spec.vision_bytes(s) for s in unit.samples)
         assert (unit.producer is not None) == spec.trainable_encoder
 
 

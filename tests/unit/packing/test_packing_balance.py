@@ -11,7 +11,7 @@ from packing_rows import SPEC
 
 from flowtrain.packing import CostModel
 from flowtrain.packing.balance import improve, spread
-from flowtrain.packing.load import Bin, Caps, Load
+from flowtrain.packing.load import Bin, Caps, Load, Loader
 from flowtrain.packing.slots import johnson, makespan, overlap_order, slots_of
 from flowtrain.packing.stock import Stock
 from flowtrain.types import ImageMeta, SampleMeta
@@ -24,15 +24,15 @@ CAPS = Caps.of(
         max_pack_vision_bytes=MOST,
         max_patches=MOST,
         max_images=3,
-        block_bytes=lambda sample: sample.vision_tokens,
+        block_bytes=lambda tokens, patches: tokens,
     )
 )
-COST = CostModel.from_coefficients(token=1.0, token_pair=0.1)
+LOADER = Loader(CAPS, CostModel.from_coefficients(token=1.0, token_pair=0.1))
 
 
 def load_of(position: int, text: int, vision: int = 0, patches: int = 0) -> Load:
-    images = (ImageMeta(8, 8, vision, patches),) if vision else ()
-    return CAPS.load(SampleMeta(position, position, str(position), text, vision, 1, images), COST)
+    images = (ImageMeta(8, 8, vision, patches, patches**2),) if vision else ()
+    return LOADER([SampleMeta.of(position, position, str(position), text, vision, 1, images)])[0]
 
 
 loads_lists = st.lists(
@@ -103,15 +103,15 @@ def test_exchange_comes_nearer_and_loses_nothing(inside: list[Load], outside: li
     stock = Stock([load._replace(position=load.position + 100) for load in outside], CAPS)
     target = pack.cost + 500
     stock.fill(pack, pack.cost + 200)
-    before, together = pack.cost, {load.position for load in pack.loads} | set(stock.loads)
+    before, together = pack.cost, {load.position for load in (*pack.loads, *stock.loads)}
     assert keeps_caps(pack)
     changed = stock.exchange(pack, target, above, kept=())
     assert abs(target - pack.cost) < abs(target - before) if changed else pack.cost == before
     assert above or pack.cost <= max(before, target)
     assert keeps_caps(pack)
-    assert {load.position for load in pack.loads} | set(stock.loads) == together
-    assert sorted(stock.keys) == stock.keys
-    assert len(stock.keys) == len(stock.loads)
+    assert {load.position for load in (*pack.loads, *stock.loads)} == together
+    assert sorted(stock.loads, key=lambda load: (load.cost, -load.position)) == stock.loads
+    assert [load.cost for load in stock.loads] == stock.costs
 
 
 @settings(max_examples=100, deadline=None)

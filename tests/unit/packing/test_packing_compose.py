@@ -124,7 +124,7 @@ def test_horizon_ends_the_rows_without_being_told() -> None:
     spec = replace(SPEC, horizon=8)
     composer = Composer(spec, COST)
     for position in range(8):
-        composer.add(sample(position, 5, []))
+        composer.add([sample(position, 5, [])])
     first, second = composer.next(), composer.next()
     assert first is not None
     assert second is not None
@@ -164,18 +164,17 @@ def test_evaluation_without_rows_is_empty() -> None:
 
 def test_too_big_rows_are_told_with_both_numbers() -> None:
     composer = Composer(SPEC, COST)
-    assert composer.too_big(sample(0, 5, [6])) is None
-    reason, told = composer.too_big(sample(0, 5, [40])) or ("", "")
-    assert reason == "too-many-image-bytes"
-    assert "2624" in told
-    assert "2048" in told
+    (told,) = composer.add([sample(0, 5, [6]), sample(1, 5, [40])])
+    assert (told.position, told.reason) == (1, "too-many-image-bytes")
+    assert "2624" in told.detail
+    assert "2048" in told.detail
 
 
 def test_rows_out_of_order_are_our_bug() -> None:
     composer = Composer(SPEC, COST)
-    composer.add(sample(0, 5, []))
+    composer.add([sample(0, 5, [])])
     with pytest.raises(AssertionError, match="position 2 came where 1 was due"):
-        composer.add(sample(2, 5, []))
+        composer.add([sample(2, 5, [])])
 
 
 @settings(max_examples=50, deadline=None)
@@ -189,7 +188,7 @@ def test_a_new_cost_holds_from_its_step_whenever_rows_came(
         composer, steps, waiting = Composer(spec, COST), [], list(rows)
         while True:
             while waiting and (eager or composer.wants()):
-                composer.add(waiting.pop(0))
+                composer.add([waiting.pop(0)])
             if not waiting:
                 composer.end()
             composer.cost = dearer if len(steps) >= at else COST

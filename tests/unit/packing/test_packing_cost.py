@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
@@ -11,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowtrain.config.schema import PackingConfig
-from flowtrain.flops import encoder_flops, projector_flops
+from flowtrain.flops import encoder_flops, projector_flops, step_flops
 from flowtrain.packing import POLICIES, CostModel
-from flowtrain.shapes import read_shape
+from flowtrain.shapes import Mixer, read_shape
 from flowtrain.types import Cut, ImageMeta, Module, SampleMeta
 
 PLANS = Path(__file__).parents[3] / "examples/plans"
@@ -32,8 +33,11 @@ coefficients = st.fixed_dictionaries(
 
 
 def sample(tokens: int, patches: list[int], trained: int = 3) -> SampleMeta:
-    images = tuple(ImageMeta(8, 8, 1, number) for number in patches)
-    return SampleMeta(0, 0, "row", tokens, 0, min(trained, tokens), images)
+    return with_images(tokens, [ImageMeta(8, 8, 1, number, number**2) for number in patches], trained)
+
+
+def with_images(tokens: int, images: list[ImageMeta], trained: int = 3) -> SampleMeta:
+    return SampleMeta.of(0, 0, "row", tokens, 0, min(trained, tokens), tuple(images))
 
 
 samples = st.lists(
@@ -75,20 +79,34 @@ def test_nothing_costs_nothing() -> None:
 
 
 def test_windows_bound_the_span_of_attention() -> None:
-    cost = CostModel.from_coefficients(token=1.0, patch_pair=1.0, full_layers=2, windowed_layers=3, window_patches=16)
-    assert cost.pairs(10) == 10 * 10 * 5
-    assert cost.pairs(100) == 100 * (2 * 100 + 3 * 16)
+    cost = CostModel.from_coefficients(token=1.0, token_pair=1.0, full_layers=2, windowed_layers=3, window_tokens=16)
+    assert cost.token_pairs(10) == 10 * 10 * 5
+    assert cost.token_pairs(100) == 2 * 100 * 100 + 3 * (16 * 16 + 2 * 16 * 84)
+
+
+@pytest.mark.parametrize("window", [None, 4096])
+@pytest.mark.parametrize("tokens", [500, 30_000])
+def test_samples_cost_their_flops(window: int | None, tokens: int) -> None:
+    """Also where five of six layers attend within a window, as in Gemma 3."""
+    shape = read_shape(PLANS / "qwen3-vl-8b")
+    if window is not None:
+        mixers = tuple(Mixer.FULL if layer % 6 == 5 else Mixer.WINDOW for layer in range(shape.text.layers))
+        shape = replace(shape, text=replace(shape.text, mixers=mixers, window=window))
+    cost = CostModel.from_shape(shape, frozenset(), Cut.AFTER_PROJECTOR)
+    exact = step_flops(shape, [sample(tokens, [], trained=300)], frozenset()).backbone
+    assert cost.real(cost.pack_cost([sample(tokens, [], trained=300)])) == pytest.approx(exact, rel=1e-6)
 
 
 @pytest.mark.parametrize("name", ["internvl3-8b", "qwen2.5-vl-7b", "qwen3-vl-8b"])
 @pytest.mark.parametrize("num_tiles", [1, 3, 13])
 def test_images_cost_their_flops(name: str, num_tiles: int) -> None:
-    """Tiles, windows and whole images; class tokens attend too, which the cost leaves out (one in a tile)."""
+    """Tiles, windows and whole images."""
     shape = read_shape(PLANS / name)
     patches = num_tiles * 1024
     cost = CostModel.from_shape(shape, frozenset({Module.ENCODER, Module.PROJECTOR}), Cut.AFTER_PROJECTOR)
     exact = encoder_flops(shape.vision, [patches]) + projector_flops(shape.projector, patches)
-    assert cost.real(cost.encode_cost([sample(5, [patches])])) == pytest.approx(exact, rel=2e-3)
+    image = ImageMeta(8, 8, 1, patches, shape.vision.attended_pairs(patches))
+    assert cost.real(cost.encode_cost([with_images(5, [image])])) == pytest.approx(exact, rel=1e-6)
 
 
 def test_the_reference_has_the_published_share_of_attention() -> None:

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,7 @@ from hypothesis import strategies as st
 from packing_rows import COST, MAX_TOKENS, SPEC, Row, assert_invariants, compose, row_lists, sample, specs
 
 from flowtrain.packing import POLICIES, Composer, CompositionSpec, CostModel
-from flowtrain.packing.load import Caps, Load
+from flowtrain.packing.load import Bin, Caps, Load, Loader
 from flowtrain.packing.measure import measure
 from flowtrain.packing.policies.dynamic import choose
 from flowtrain.packing.trace import in_order
@@ -31,7 +32,7 @@ TRACES = Path(__file__).parents[3] / "benchmarks" / "traces"
 
 
 def text(position: int, tokens: int) -> SampleMeta:
-    return SampleMeta(position, position, f"row-{position}", tokens, 0, 1)
+    return SampleMeta.of(position, position, f"row-{position}", tokens, 0, 1)
 
 
 @settings(max_examples=60, deadline=None)
@@ -52,22 +53,26 @@ def test_the_promise_holds_whatever_is_chosen(
     spec = replace(SPEC, lookahead=3, step_packs=packs, step_samples=None)
     caps = Caps.of(spec)
     window = Window(spec, caps, spec.lookahead, True)
-    waiting, step = list(rows), 1
+    waiting, step = Loader(caps, COST)(rows), 1
     while waiting or window.loads:
-        while waiting and not window.full:
-            row = waiting.pop(0)
-            heavy = row.tokens > MAX_TOKENS // 2
-            window.add(caps.load(row, COST, step + spec.longest_wait(heavy), heavy))
+        if waiting and not window.full:
+            heavy = {load.position for load in waiting if load.tokens > MAX_TOKENS // 2}
+            num = window.fill(waiting, step + spec.longest_wait(False), heavy, step + spec.longest_wait(True))
+            waiting = waiting[num:]
+        assert not waiting or window.full
         due, due_packs = window.due(step)
         assert len(due_packs) <= packs * spec.num_consumers
         for pack in due_packs:
             assert sum(load.tokens for load in pack) <= spec.max_tokens
         assert sorted(load.position for pack in due_packs for load in pack) == sorted(load.position for load in due)
-        assert all(load.due >= step for load in window.loads)
+        assert all(due >= step for due in window.due_of.values())
         wanted = {load.position for load in due}
         others = [load for load in reversed(window.loads) if load.position not in wanted]
         chosen = others[: chance.randint(0 if due else 1, 3)]
-        window.take([*due, *chosen])
+        taken = Bin(caps.room)
+        for load in (*due, *chosen):
+            taken.add(load)
+        window.take([taken])
         step += 1
 
 
@@ -76,12 +81,10 @@ def test_the_promise_holds_whatever_is_chosen(
 def test_more_rows_behind_change_nothing_composed_before(
     spec: CompositionSpec, rows: list[Row], more: list[Row]
 ) -> None:
-    longer = [*rows, *(replace(row, position=row.position + len(rows)) for row in more)]
+    longer = [*rows, *(row._replace(position=row.position + len(rows)) for row in more)]
     before, after = Composer(spec, COST), Composer(spec, COST)
-    for row in rows:
-        before.add(row)
-    for row in longer:
-        after.add(row)
+    before.add(rows)
+    after.add(longer)
     while (step := before.next()) is not None:
         assert after.next() == step
 
@@ -119,7 +122,8 @@ def test_a_row_longer_than_a_pack_gets_its_own(policy: str) -> None:
     assert_invariants(spec, rows, steps)
     (alone,) = [pack for step in steps for pack in step.packs if pack.tokens > MAX_TOKENS]
     assert [taken.position for taken in alone.samples] == [5]
-    assert Composer(replace(spec, own_pack=False), COST).too_big(rows[5]) is not None
+    (told,) = Composer(replace(spec, own_pack=False), COST).add(rows[:6])
+    assert (told.position, told.reason) == (5, "too-long")
 
 
 def lengths(shape: str, chance: random.Random) -> Callable[[], int]:
@@ -154,7 +158,7 @@ def test_hard_distributions(shape: str, lock_step: float, fill: float, seed: int
     composer, position, steps = Composer(spec, REFERENCE), 0, []
     while len(steps) < 8:
         while composer.wants():
-            composer.add(text(position, draw()))
+            composer.add([text(position, draw())])
             position += 1
         step = composer.next()
         assert step is not None
@@ -184,8 +188,7 @@ def test_long_runs_of_one_source_stay_even(seed: int, num_steps: int) -> None:
     composer = Composer(spec, REFERENCE)
     steps: list[Step] = []
     while len(steps) < num_steps:
-        for _ in range(composer.wants()):
-            composer.add(next(rows))
+        composer.add(list(islice(rows, composer.wants())))
         if (step := composer.next()) is not None:
             steps.append(step)
     assert measure(steps, spec).worst_microbatch <= 1.05
@@ -232,14 +235,14 @@ def test_tiny_steps_are_within_two_percent_of_the_best(seed: int) -> None:
     rows = [text(p, min(8192, max(64, int(chance.lognormvariate(7.0, 0.6))))) for p in range(120)]
     caps = Caps.of(spec)
     for step in compose(Composer(spec, REFERENCE), rows)[:-3]:
-        loads = [caps.load(taken, REFERENCE) for taken in step.samples]
+        loads = Loader(caps, REFERENCE)(step.samples)
         best = best_dearest(loads, len(step.packs), spec.max_tokens)
         assert max(pack.cost for pack in step.packs) <= best * 1.02
 
 
 def test_strata_take_the_oldest_of_each() -> None:
     caps = Caps.of(SPEC)
-    loads = [caps.load(sample(p, 1 + p % 4, []), COST) for p in range(16)]
+    loads = Loader(caps, COST)([sample(p, 1 + p % 4, []) for p in range(16)])
     chosen = choose(loads, 4, [loads[9]])
     assert len({load.position for load in chosen}) == 4
     assert loads[9] in chosen
@@ -248,6 +251,7 @@ def test_strata_take_the_oldest_of_each() -> None:
 PROGRAM = """
 import random, sys
 from dataclasses import replace
+from itertools import islice
 sys.path.insert(0, {folder!r})
 from packing_rows import COST, SPEC, compose, sample
 from flowtrain.packing import POLICIES, Composer

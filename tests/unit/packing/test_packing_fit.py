@@ -17,8 +17,8 @@ BASE = CostModel.from_coefficients(token=5e6, token_pair=3e3, trained_token=2e6,
 
 
 def sample(tokens: int, images: tuple[int, ...] = (), trained: int = 5) -> SampleMeta:
-    metas = tuple(ImageMeta(8, 8, 1, patches) for patches in images)
-    return SampleMeta(0, 0, "row", tokens, 0, min(trained, tokens), metas)
+    metas = tuple(ImageMeta(8, 8, 1, patches, patches**2) for patches in images)
+    return SampleMeta.of(0, 0, "row", tokens, 0, min(trained, tokens), metas)
 
 
 def packs(rng: np.random.Generator, count: int) -> list[list[SampleMeta]]:

@@ -90,7 +90,9 @@ def steps_of(scenario: Scenario) -> list[Step]:
                     samples: list[SampleMeta] = []
                     for number_in_pack, tokens in enumerate(of_pack):
                         of_unit = tuple(
-                            SampleMeta(position + i, 0, f"row-{position + i}", 4, n, 2, (ImageMeta(8, 8, n, 4 * n),))
+                            SampleMeta.of(
+                                position + i, 0, f"row-{position + i}", 4, n, 2, (ImageMeta(8, 8, n, 4 * n, 0),)
+                            )
                             for i, n in enumerate(tokens)
                         )
                         position += len(of_unit)
@@ -105,7 +107,7 @@ def steps_of(scenario: Scenario) -> list[Step]:
                             )
                         )
                         number += 1
-                    samples.append(SampleMeta(position, 0, f"row-{position}", 9, 0, 3))
+                    samples.append(SampleMeta.of(position, 0, f"row-{position}", 9, 0, 3))
                     position += 1
                     packs.append(Pack(slot, rank, tuple(samples), tuple(units), 1.0, 1.0))
             width = scenario.num_consumers

@@ -23,8 +23,10 @@ def step_of(index: int, num_packs: int = 8, phase: Phase = Phase.TRAIN) -> Step:
     """Packs of one rank, of different sizes, each with one unit."""
     slots = []
     for slot in range(num_packs):
-        images = (ImageMeta(8, 8, 4, 10 + slot),)
-        samples = tuple(SampleMeta(n, n, str(n), 20 + 10 * slot + index % 3, 4, 1, images) for n in range(1 + slot % 3))
+        images = (ImageMeta(8, 8, 4, 10 + slot, (10 + slot) ** 2),)
+        samples = tuple(
+            SampleMeta.of(n, n, str(n), 20 + 10 * slot + index % 3, 4, 1, images) for n in range(1 + slot % 3)
+        )
         unit = EncodeUnit(UnitId(phase, index, slot, 0, 0), samples, 10, 64, 0)
         slots.append((Pack(slot, 0, samples, (unit,), BASE.pack_cost(samples), BASE.encode_cost(samples)),))
     return Step(phase, index, tuple(slots), 1, 0, 0)

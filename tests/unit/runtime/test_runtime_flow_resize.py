@@ -51,10 +51,9 @@ class ChangingRun(Run):
         """The step, its units given to the producers that there will be."""
         slots = tuple(
             tuple(
-                replace(
-                    pack,
+                pack._replace(
                     units=tuple(
-                        replace(unit, producer=None if unit.producer is None else unit.id.number % self.after)
+                        unit._replace(producer=None if unit.producer is None else unit.id.number % self.after)
                         for unit in pack.units
                     ),
                 )

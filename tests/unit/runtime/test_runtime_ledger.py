@@ -44,18 +44,18 @@ SPEC = CompositionSpec(
     max_unit_patches=64,
     max_pack_vision_bytes=1 << 20,
     horizon=NUM_ROWS,
-    block_bytes=lambda sample: 64 * sample.vision_tokens,
+    block_bytes=lambda tokens, patches: 64 * tokens,
 )
 
 
 def sample(position: int) -> SampleMeta:
-    return SampleMeta(position, position, f"id-{position}", 8, 4, 2, (ImageMeta(32, 32, 4, 16),))
+    return SampleMeta.of(position, position, f"id-{position}", 8, 4, 2, (ImageMeta(32, 32, 4, 16, 256),))
 
 
 def steps() -> list[Step]:
     composer = Composer(SPEC, COST)
     for position in range(NUM_ROWS):
-        composer.add(sample(position))
+        composer.add([sample(position)])
     made = []
     while (step := composer.next()) is not None:
         made.append(step)

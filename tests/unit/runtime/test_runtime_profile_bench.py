@@ -53,7 +53,7 @@ def bench_of(row: Callable[[int], Row]) -> Bench:
 
 
 def long_row(position: int) -> SampleMeta:
-    return SampleMeta(position, position, f"row-{position}", 500, 0, 100)
+    return SampleMeta.of(position, position, f"row-{position}", 500, 0, 100)
 
 
 def bad_row(position: int) -> SkippedRow:

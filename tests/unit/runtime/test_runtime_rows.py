@@ -36,7 +36,7 @@ def spec_of(num_rows: int, step_samples: int, lookahead: int) -> CompositionSpec
         max_unit_patches=40,
         max_pack_vision_bytes=64 * MOST_VISION,
         horizon=num_rows,
-        block_bytes=lambda sample: 64 * sample.vision_tokens,
+        block_bytes=lambda tokens, patches: 64 * tokens,
     )
 
 
@@ -44,8 +44,8 @@ def row_at(position: int, kind: str, block: int, index: int) -> SampleMeta | Ski
     if kind == "bad":
         return SkippedRow(position, position, f"row-{position}", "template", "")
     vision = {"text": 0, "image": 3, "too-big": MOST_VISION + 1}[kind]
-    images = (ImageMeta(8, 8, vision, 4 * vision),) if vision else ()
-    return SampleMeta(position, position, f"row-{position}", 5 + position % 7, vision, 1, images, block, index)
+    images = (ImageMeta(8, 8, vision, 4 * vision, 16 * vision**2),) if vision else ()
+    return SampleMeta.of(position, position, f"row-{position}", 5 + position % 7, vision, 1, images, block, index)
 
 
 def read(kinds: list[str], start: int, count: int, block: int, phase: Phase = Phase.TRAIN) -> BlockRead:
@@ -114,11 +114,12 @@ def test_a_run_over_mostly_bad_rows_is_stopped_with_the_commonest_reason(num_bad
     share = BadShare(0.5, num_rows=1000)
 
     def show() -> None:
-        for position in range(PROBED_ROWS):
-            bad = position < num_bad
-            share.add(row_at(position, "bad" if bad else "text", 0, 0))
-        for position in range(PROBED_ROWS, 2 * PROBED_ROWS):
-            share.add(row_at(position, "bad", 0, 0))
+        rows = [
+            row_at(position, "text" if num_bad <= position < PROBED_ROWS else "bad", 0, 0)
+            for position in range(2 * PROBED_ROWS)
+        ]
+        for start in range(0, len(rows), 64):
+            share.add(rows[start : start + 64])
 
     if not stops:
         show()
@@ -130,8 +131,7 @@ def test_a_run_over_mostly_bad_rows_is_stopped_with_the_commonest_reason(num_bad
 def test_images_that_cannot_be_decoded_count_among_the_first_rows() -> None:
     share = BadShare(0.5, num_rows=40)
     bad = [SkippedRow(position, position, f"row-{position}", "image-undecodable", "cut") for position in range(40)]
-    for position in range(40):
-        share.add(row_at(position, "bad" if position < 8 else "image", 0, 0))
+    share.add([row_at(position, "bad" if position < 8 else "image", 0, 0) for position in range(40)])
     share.decoded(16, bad[:12])
     with pytest.raises(
         DataError, match=r"21 of the first 40 rows .* 13 of them for `image-undecodable` \(first: row row-0"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,9 +19,11 @@ def shape(emoji: Path) -> ModelShape:
     return read_shape(emoji / "model")
 
 
-def sample(text: int, images: tuple[int, ...] = (), trained: int = 3) -> SampleMeta:
-    metas = tuple(ImageMeta(8, 8, patches // 4, patches) for patches in images)
-    return SampleMeta(0, 0, "row", text, sum(images) // 4, trained, metas)
+def sample(
+    text: int, images: tuple[int, ...] = (), trained: int = 3, pairs: Callable[[int], int] = lambda patches: 0
+) -> SampleMeta:
+    metas = tuple(ImageMeta(8, 8, patches // 4, patches, pairs(patches)) for patches in images)
+    return SampleMeta.of(0, 0, "row", text, sum(images) // 4, trained, metas)
 
 
 def test_attention_is_within_samples_and_images(shape: ModelShape) -> None:
@@ -58,7 +61,7 @@ def test_freezing(shape: ModelShape) -> None:
 @pytest.mark.parametrize("frozen", [(), ("encoder",), ("encoder", "projector"), ("backbone",)])
 @pytest.mark.parametrize("cut", list(Cut))
 def test_costs_are_the_flops_of_the_sides(shape: ModelShape, frozen: tuple[str, ...], cut: Cut) -> None:
-    row = sample(20, (16, 8))
+    row = sample(20, (16, 8), pairs=shape.vision.attended_pairs)
     modules = frozenset(map(Module, frozen))
     cost = CostModel.from_shape(shape, modules, cut)
     flops = step_flops(shape, [row], modules)

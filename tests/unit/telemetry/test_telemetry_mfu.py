@@ -43,8 +43,8 @@ SHAPE = ModelShape("by hand", TEXT, (ENCODER,), image_token_id=None)
 
 def sample(tokens: int, trained: int, *patches: int) -> SampleMeta:
     vision = sum(patches) // 4
-    images = tuple(ImageMeta(8, 8, number // 4, number) for number in patches)
-    return SampleMeta(0, 0, "row", tokens - vision, vision, trained, images)
+    images = tuple(ImageMeta(8, 8, number // 4, number, 0) for number in patches)
+    return SampleMeta.of(0, 0, "row", tokens - vision, vision, trained, images)
 
 
 A, B, C = sample(10, 3, 16), sample(8, 2, 8, 4), sample(4, 4)
