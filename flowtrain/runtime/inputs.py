@@ -18,6 +18,7 @@ from flowtrain.runtime.decisions import Costs, ReplayLog
 from flowtrain.shapes import ModelShape, payload_bytes
 from flowtrain.types import Module, Role, SampleMeta
 
+
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What a run is made from, read before anything starts."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
@@ -128,7 +128,7 @@ def evened(slot: tuple[Pack, ...], phase: Phase, index: int, scenario: Scenario)
         most = max(counts[other] for other in range(first, first + scenario.shards))
         for _ in range(most - counts[producer]):
             units.append(EncodeUnit(UnitId(phase, index, slot[0].slot, 0, len(units)), (), 0, 0, producer))
-    return (replace(slot[0], units=tuple(units)), *slot[1:])
+    return (slot[0]._replace(units=tuple(units)), *slot[1:])
 
 
 def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:
