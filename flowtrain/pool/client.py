@@ -38,7 +38,7 @@ from flowtrain.pool.registry import Registration
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.pool.space import OwnerSpace
 from flowtrain.pool.transport import Span, Transport, choose_transport
-from flowtrain.pool.views import Copies, SegmentTensors, dtype_of, views
+from flowtrain.pool.views import Copies, SegmentTensors, views
 from flowtrain.types import Address, EmbeddingRef, TensorSpec
 
 OWN = "own"
@@ -142,20 +142,16 @@ class PoolClient:
             assert self._space is not None, "this process has no segment to put into"
             assert self._segment is not None
             owner, memory, put_bytes = self._space.owner, self._segment.memory, 0
-            addresses, headers, copies = [], [], Copies()
+            addresses = []
             for position, specs, payload_bytes, tensors in puts:
                 address = self._space.allocate(payload_bytes)
                 addresses.append(address)
                 start = offset_of(address) - HEADER_BYTES
                 state = BlockState.EMPTY if tensors is None else BlockState.FEATURES
                 if tensors is not None:
-                    targets = self._tensors.of(start, specs, payload_bytes)
-                    copies.add(targets, tensors, "features", position)
+                    self._tensors.fill(start, specs, payload_bytes, tensors, position)
                     put_bytes += payload_bytes
-                headers.append((start, Header(state, owner, version, position, address, payload_bytes)))
-            copies.make()
-            for start, header in headers:
-                self._write(memory, header, start)
+                self._write(memory, Header(state, owner, version, position, address, payload_bytes), start)
             self._bytes_in[OWN] += put_bytes
             if self._registration is not None:
                 self._registration.used(self._space.arena.used)
@@ -215,11 +211,11 @@ class PoolClient:
             copies, written = Copies(), []
             for ref, of_sample in zip(refs, grads, strict=True):
                 held = self._checked(ref)
-                for grad, spec in zip(of_sample, ref.tensors, strict=True):
-                    assert grad.dtype == dtype_of(spec), (
-                        f"gradient of position {ref.position} is {grad.dtype}, expected {spec.dtype}"
-                    )
                 targets = held.views or views(held.memory, ref.tensors, ref.bytes)
+                for grad, target in zip(of_sample, targets, strict=True):
+                    assert grad.dtype == target.dtype, (
+                        f"gradient of position {ref.position} is {grad.dtype}, expected {target.dtype}"
+                    )
                 copies.add(targets, of_sample, "gradients", ref.position)
                 written.append((ref, held))
             copies.make()

@@ -97,6 +97,25 @@ class SegmentTensors:
             return [*self._piece(start, stack).unbind()]
         return [self._piece(start, piece) for piece in pieces_of(specs, payload_bytes)]
 
+    def fill(
+        self,
+        start: int,
+        specs: tuple[TensorSpec, ...],
+        payload_bytes: int,
+        tensors: Sequence[torch.Tensor],
+        position: int,
+    ) -> None:
+        """Copy these tensors into the block at `start`, cast to its dtypes; gradients are to be off."""
+        stack = stack_of(specs, payload_bytes) if len(specs) > 1 else None
+        if stack is None:
+            copies = Copies()
+            copies.add(self.of(start, specs, payload_bytes), tensors, "features", position)
+            copies.make()
+            return
+        for tensor, spec in zip(tensors, specs, strict=True):
+            _check_shape(tensor, spec.shape, "features", position)
+        torch.stack([*tensors], out=self._piece(start, stack))
+
     def _piece(self, start: int, piece: Piece) -> torch.Tensor:
         whole = self._whole.get(piece.dtype)
         if whole is None:
@@ -120,9 +139,7 @@ class Copies:
     def add(self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], what: str, position: int) -> None:
         """These tensors over those of a block, which have the same shapes; `what` and `position` are for messages."""
         for target, tensor in zip(targets, tensors, strict=True):
-            assert tensor.shape == target.shape, (
-                f"{what} of position {position} have shape {tuple(tensor.shape)}, expected {tuple(target.shape)}"
-            )
+            _check_shape(tensor, target.shape, what, position)
         self._targets += targets
         self._sources += tensors
 
@@ -130,6 +147,12 @@ class Copies:
         """Copy, cast to the dtypes of the blocks; gradients are to be off."""
         if self._targets:
             torch._foreach_copy_(self._targets, self._sources)
+
+
+def _check_shape(tensor: torch.Tensor, shape: tuple[int, ...], what: str, position: int) -> None:
+    assert tensor.shape == shape, (
+        f"{what} of position {position} have shape {tuple(tensor.shape)}, expected {(*shape,)}"
+    )
 
 
 @cache

@@ -164,7 +164,7 @@ def test_features_are_cast_and_gradients_are_not(pair: Pair) -> None:
     address = pair.owner.put(0, 0, specs, 64, [exact])
     ref = EmbeddingRef(0, UnitId(Phase.TRAIN, 1, 0, 0, 0), address, 64, specs, (), 0)
     assert torch.equal(pair.reader.do("get", ref)[0], exact.to(torch.bfloat16))
-    with pytest.raises(AssertionError, match=r"is torch\.float32, expected bfloat16"):
+    with pytest.raises(AssertionError, match=r"is torch\.float32, expected torch\.bfloat16"):
         pair.reader.do("put_gradient", ref, [exact])
 
 
