@@ -90,7 +90,8 @@ class ModulePlan:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The whole run. `placement` is `colocated` (one process, no Ray) or `disaggregated`."""
+    """The whole run. `placement` is `colocated` (producer and consumer of a rank share a process and its device; a
+    single one is the driver itself, without Ray) or `disaggregated`."""
 
     placement: str
     producers: ModulePlan

@@ -116,7 +116,7 @@ def plan_warnings(config: Config, plan: Plan, inventory: Inventory) -> list[str]
 
 
 def num_threads(plan: Plan) -> int:
-    """CPU threads of all producers and consumers; colocated, both are one process."""
+    """CPU threads of all producers and consumers; colocated, one of each shares a process."""
     of_sides = [sum(rank.threads for rank in side.ranks) for side in (plan.producers, plan.consumers)]
     return max(of_sides) if plan.placement == "colocated" else sum(of_sides)
 
@@ -135,12 +135,13 @@ def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inv
     chosen = {role: side.device == "cuda" for role, side in sides.items()}
     wanted = {role: side.device != "cpu" for role, side in sides.items()}
     if config.placement == "colocated":
-        if any(chosen.values()) and inventory.gpus < 1:
+        need = max(sizes.values())
+        if any(chosen.values()) and inventory.gpus < need:
             raise PlanError(
-                f"producers.device or consumers.device is cuda and this machine has 0 GPUs{_why(inventory)}: "
-                f"set it to cpu"
+                f"producers.device or consumers.device is cuda for {need} processes and this machine has "
+                f"{inventory.gpus} GPUs{_why(inventory)}: set it to cpu, or lower `num`"
             )
-        return {role: wanted[role] and inventory.gpus > 0 for role in sides}
+        return {role: wanted[role] and inventory.gpus >= need for role in sides}
     needed = sum(sizes[role] for role in sides if chosen[role])
     if config.cluster.address is None and needed > inventory.gpus:
         raise PlanError(
@@ -162,7 +163,7 @@ def _why(inventory: Inventory) -> str:
 def _threads(sides: Mapping[Role, SideConfig], sizes: Sizes, cpus: int, colocated: bool) -> dict[Role, int]:
     if colocated:
         asked = [side.threads for side in sides.values() if side.threads is not None]
-        return dict.fromkeys(sides, max(asked, default=cpus))
+        return dict.fromkeys(sides, max(asked, default=max(1, cpus // max(sizes.values()))))
     taken = sum((side.threads or 0) * sizes[role] for role, side in sides.items())
     num_open = sum(sizes[role] for role, side in sides.items() if side.threads is None)
     share = max(1, (cpus - taken) // num_open) if num_open else 1

@@ -139,8 +139,12 @@ def obey(config: Config, plan: PlanFile, shape: ModelShape) -> Config:
                 f"{place}: {key}: the plan says {layout} and the config {layout_text(asked)}: change one of them"
             )
         check_layout(planned, role, shape, f"{place}: {key}")
-        if plan.placement == "colocated" and planned != Layout():
-            raise PlanError(f"{place}: {key}: colocated runs have one process, r1, and the plan says {layout}")
+        if plan.placement == "colocated" and planned != Layout(
+            dp_replicate=layout_of(plan.layouts[Role.CONSUMER]).world_size
+        ):
+            raise PlanError(
+                f"{place}: {key}: colocated sides are as many whole copies each, and the plan says {layout}"
+            )
         count = plan.threads[role] or side.threads
         if side.threads is not None and count != side.threads:
             at = plan.places.get(f"{name}.threads", place)

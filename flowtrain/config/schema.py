@@ -140,6 +140,11 @@ class SideConfig(Section):
                 raise ValueError(f"`layout`: {error}") from None
         return self
 
+    @property
+    def copies(self) -> Layout:
+        """The layout as far as the config says it; what is open is one process."""
+        return Layout(dp_replicate=self.num or 1) if self.layout is None else layout_of(self.layout)
+
 
 class ProducersConfig(SideConfig):
     backward: Literal["keep", "recompute"] = Field("keep", description="Keep the encoder's graph, or run it again.")
@@ -357,11 +362,16 @@ class Config(Section):
     @model_validator(mode="after")
     def _agree(self) -> Config:
         if self.placement == "colocated":
-            for name, side in (("producers", self.producers), ("consumers", self.consumers)):
-                if (side.num or 1) != 1 or (side.layout is not None and layout_of(side.layout) != Layout()):
-                    raise ValueError(f"`{name}.num` must be 1 when encoder and backbone share one process (colocated)")
+            layouts = [side.copies for side in (self.producers, self.consumers)]
+            if layouts[0] != layouts[1] or layouts[0] != Layout(dp_replicate=layouts[0].world_size):
+                raise ValueError(
+                    "`producers.num` and `consumers.num` must be equal, and no layout cut, when encoder and backbone "
+                    "share a process (colocated)"
+                )
             if self.pool.transport in ("nixl", "ray"):
-                raise ValueError(f"`pool.transport` {self.pool.transport} is for several processes: colocated has one")
+                raise ValueError(
+                    f"`pool.transport` {self.pool.transport} is for several processes: colocated, features stay in one"
+                )
         elif self.pool.transport == "local":
             raise ValueError("`pool.transport` local is for one process (colocated): use auto or shm")
         if self.packing.on_long_row == "own_pack" and self.data.max_seq_len is None:

@@ -8,6 +8,7 @@
 3. Producers that share an encoder's parameters run unit by unit together: a slot's units are dealt in rounds of one for
    each producer, frozen encoder or not, and those who have fewer than others of their group get zero-weight units,
    without a sample, which the slot's first pack waits for.
+4. Colocated: the units of a rank's packs are its own producer's, whose process is the rank's.
 
 An encoder call keeps images and windows apart, so what shares a unit changes no feature.
 """
@@ -31,7 +32,7 @@ def build_packs(
 ) -> tuple[tuple[Pack, ...], ...]:
     """Packs by slot and rank, samples in position order, units numbered and given to producers."""
     in_rounds = spec.producer_shards > 1
-    fixed_producers = spec.trainable_encoder or in_rounds
+    fixed_producers = not spec.colocated and (spec.trainable_encoder or in_rounds)
     dealer = Dealer(spec.num_producers, cost.call, in_rounds) if fixed_producers else None
     fixed, padded = cost.fixed, _padded(slots, spec)
     packs = []
@@ -51,15 +52,12 @@ def build_packs(
         ]
         nums = list(map(len, ends))
         cuts = list(pairwise(chain((0,), *ends)))
-        ids = of_columns(
-            UnitId,
-            repeat(phase),
-            repeat(index),
-            repeat(number),
-            chain.from_iterable(map(repeat, range(len(slot)), nums)),
-            chain.from_iterable(map(range, nums)),
-        )
-        producers = None if dealer is None else dealer.deal([works[end] - works[start] for start, end in cuts])
+        ranks = list(chain.from_iterable(map(repeat, range(len(slot)), nums)))
+        places = chain.from_iterable(map(range, nums))
+        ids = of_columns(UnitId, repeat(phase), repeat(index), repeat(number), ranks, places)
+        producers = ranks if spec.colocated else None
+        if dealer is not None:
+            producers = dealer.deal([works[end] - works[start] for start, end in cuts])
         units = of_columns(
             EncodeUnit,
             ids,

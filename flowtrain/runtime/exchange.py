@@ -5,6 +5,7 @@
 | `pool` | as the pool has room | as the pool has room | has its own units | have their pack |
 | `barrier_pipeline` | when this step is done | one slot ahead | has its own units | have their pack |
 | `barrier_step` | when this step is done | at once | has all units of the step | have all packs |
+| colocated | when this step is done | as the pool has room | has its own units | have their pack |
 """
 
 from __future__ import annotations
@@ -47,3 +48,6 @@ EXCHANGES: Mapping[str, Exchange] = {
     "barrier_step": Exchange(within_step=True, whole_steps=True),
 }
 """Name in `pool.exchange` → rules."""
+
+COLOCATED = Exchange(within_step=True)
+"""Of ranks whose sides take turns: what they encoded ahead of a step would be work taken from it, kept in the pool."""

@@ -49,7 +49,8 @@ Order = EncodeOrder | PackOrder | BackwardOrder | ReduceOrder
 
 class Flow:
     """See the page above. `payload_bytes(sample)`: size of a sample's block; `directory` mirrors the segments;
-    `owners`: the pool's owner id of each producer, its rank where nothing is said; `shards`: producers of a group."""
+    `owners`: the pool's owner id of each producer, its rank where nothing is said; `shards`: producers of a group;
+    `colocated`: both sides of a rank share a process, which computes all its gradients before it waits for others."""
 
     def __init__(
         self,
@@ -64,11 +65,11 @@ class Flow:
         version: int = 0,
         owners: Sequence[int] | None = None,
         shards: int = 1,
+        colocated: bool = False,
     ) -> None:
-        self.shards = shards
+        self.shards, self.colocated = shards, colocated
         self.directory = directory
-        self.num_producers = num_producers
-        self.num_consumers = num_consumers
+        self.num_producers, self.num_consumers = num_producers, num_consumers
         self.trainable_encoder = trainable_encoder
         self.reduced_roles = reduced_roles
         self.exchange = exchange
@@ -314,8 +315,7 @@ class Flow:
             return
         state = self._steps[key]
         for rank in range(self.num_consumers):
-            unsent = any(pack.key == key for pack in self._packs[rank])
-            if not unsent:
+            if not (any(pack.key == key for pack in self._packs[rank]) or (self.colocated and state.packs_left)):
                 yield from self._reduce_once(state, Role.CONSUMER, rank)
         if state.packs_left:
             return

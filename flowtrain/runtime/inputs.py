@@ -138,6 +138,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         sync=sync_of(inputs.plan.consumers.layout),
         own_pack=config.packing.on_long_row == "own_pack",
         max_wait_steps=config.packing.max_wait_steps,
+        colocated=inputs.plan.placement == "colocated",
     )
 
 

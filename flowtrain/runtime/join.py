@@ -33,9 +33,10 @@ def join_side(spec: StageSpec, timeout_seconds: float, store: Any, address: str)
     timeout = timedelta(seconds=timeout_seconds)
     os.environ["GLOO_SOCKET_IFNAME"] = interface_of(LOOPBACK if host == LOOPBACK else address)
     try:
-        if store is None:
-            store = dist.TCPStore(host, port, layout.world_size, is_master=False, timeout=timeout)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world_size, timeout=timeout)
+        if not dist.is_initialized():  # by the other side of a colocated rank, whose ranks are the same processes
+            if store is None:
+                store = dist.TCPStore(host, port, layout.world_size, is_master=False, timeout=timeout)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=layout.world_size, timeout=timeout)
         return join_groups(layout, rank, torch.device(spec.rank_plan.device), timeout_seconds)
     except RuntimeError as error:
         if dist.is_initialized():

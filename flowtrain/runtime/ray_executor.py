@@ -36,22 +36,26 @@ GONE = (RayActorError, OutOfMemoryError, NodeDiedError)
 
 
 class StageActor(SegmentServer):
-    """Hosts a `StageSlot`: `work` runs the stage one call at a time, `control` answers while it is busy, to the
-    controller and to consumers that read its segment through Ray."""
+    """Hosts a `StageSlot` for each of its roles, two where a rank is colocated: `work` runs their stages one call at a
+    time, `control` answers while they are busy, to the controller and to consumers that read its segment through
+    Ray."""
 
-    def __init__(self, role: str, driver_pid: int, driver_host: str) -> None:
+    def __init__(self, roles: Sequence[str], driver_pid: int, driver_host: str) -> None:
         die_with(driver_pid, driver_host)
-        self._slot = StageSlot(Role(role), local=False, address=ray.util.get_node_ip_address(), endpoint=own_endpoint())
+        place = {"address": ray.util.get_node_ip_address(), "endpoint": own_endpoint()}
+        self._slots = {role: StageSlot(Role(role), local=False, **place) for role in roles}
 
     @ray.method(concurrency_group="work")
-    def call(self, method: str, args: tuple[Any, ...], *payloads: Any) -> Any:
-        value = self._slot.call(method, args, payloads)[0]
-        self.serve(self._slot.segment)
+    def call(self, role: str, method: str, args: tuple[Any, ...], *payloads: Any) -> Any:
+        slot = self._slots[role]
+        value = slot.call(method, args, payloads)[0]
+        if role != Role.CONSUMER or len(self._slots) == 1:
+            self.serve(slot.segment)
         return value
 
     @ray.method(concurrency_group="work", num_returns=2)
     def read(self, args: tuple[Any, ...]) -> tuple[Any, Any]:
-        return self._slot.call("read", args, ())
+        return self._slots[Role.READER].call("read", args, ())
 
     @ray.method(concurrency_group="control")
     def pid(self) -> int:
@@ -63,10 +67,14 @@ class StageActor(SegmentServer):
 
 
 class RayExecutor:
-    """Implements `flowtrain.runtime.executor.Executor`. Actors of an earlier run of the same shape are used again."""
+    """Implements `flowtrain.runtime.executor.Executor`. Actors of an earlier run of the same shape are used again.
 
-    def __init__(self, cluster: Cluster, start_timeout_seconds: float) -> None:
+    `colocated`: producer and consumer of a rank share an actor.
+    """
+
+    def __init__(self, cluster: Cluster, start_timeout_seconds: float, colocated: bool = False) -> None:
         self.cluster = cluster
+        self.colocated = colocated
         self.start_timeout_seconds = start_timeout_seconds
         self._actors: dict[tuple[Role, int], Any] = {}
         self._pids: dict[tuple[Role, int], int] = {}
@@ -79,7 +87,7 @@ class RayExecutor:
         wanted = {(plan.role, plan.rank): plan for plan in ranks}
         self._run += 1
         self._answers, self._unanswered = queue.SimpleQueue(), {}
-        missing = [key for key in wanted if key not in self._actors]
+        missing = [key for key in dict.fromkeys(map(self._host, wanted)) if key not in self._actors]
         for key in missing:
             self._actors[key] = self._place(wanted[key])
         deadline = time.monotonic() + self.start_timeout_seconds
@@ -101,6 +109,11 @@ class RayExecutor:
         for role, rank in missing:
             self._listen(self._actors[role, rank].watch.remote(), role, rank, "watch")
 
+    def _host(self, key: tuple[Role, int]) -> tuple[Role, int]:
+        """The rank after which the process of this one is named."""
+        role, rank = key
+        return (Role.PRODUCER, rank) if self.colocated and role is Role.CONSUMER else key
+
     def add(self, ranks: Sequence[RankPlan]) -> None:
         for plan in ranks:
             key = plan.role, plan.rank
@@ -116,12 +129,12 @@ class RayExecutor:
         self._pids.pop((role, rank), None)
 
     def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
-        actor = self._actors[role, rank]
+        actor = self._actors[self._host((role, rank))]
         if method == "read":
             value, payload = actor.read.remote(args)
             self._listen(value, role, rank, method, payload)
         else:
-            self._listen(actor.call.remote(method, args, *payloads), role, rank, method)
+            self._listen(actor.call.remote(role.value, method, args, *payloads), role, rank, method)
 
     def next(self, timeout: float) -> Answer | None:
         try:
@@ -148,21 +161,28 @@ class RayExecutor:
             "max_restarts": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),
         }
-        return actor_class.options(**options).remote(str(plan.role), os.getpid(), os.uname().nodename)
+        roles = [
+            role.value
+            for role in (
+                (Role.PRODUCER, Role.CONSUMER) if self.colocated and plan.role is Role.PRODUCER else (plan.role,)
+            )
+        ]
+        return actor_class.options(**options).remote(roles, os.getpid(), os.uname().nodename)
 
     def _note_pid(self, key: tuple[Role, int], future: Future[int]) -> None:
         if future.exception() is None:
             self._pids[key] = future.result()
 
     def _listen(self, ref: Any, role: Role, rank: int, method: str, payload: Any = None) -> None:
-        run, actor = self._run, self._actors[role, rank]
+        host = self._host((role, rank))
+        run, actor = self._run, self._actors[host]
         if method != "watch":
             self._unanswered.setdefault((role, rank), deque()).append(method)
 
         def done(future: Future[Any]) -> None:
             if self._closing or (run != self._run and method != "watch"):
                 return  # an answer to an earlier run of a shared executor
-            if self._actors.get((role, rank)) is not actor:
+            if self._actors.get(host) is not actor:
                 return  # its process was ended
             error = future.exception()
             if method != "watch" and not isinstance(error, GONE):
@@ -179,7 +199,7 @@ class RayExecutor:
         """The stage's own exception, or a `LostProcessError` naming the process."""
         if isinstance(error, RayTaskError):
             cause = error.cause if isinstance(error.cause, BaseException) else error
-            cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get((role, rank))}):\n{error}")
+            cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get(self._host((role, rank)))}):\n{error}")
             return cause
         if isinstance(error, GONE):
             pid = self._pids.get((role, rank))

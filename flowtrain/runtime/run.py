@@ -28,7 +28,7 @@ from flowtrain.runtime.collector import rare_collection
 from flowtrain.runtime.controller import Controller
 from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs, ReplayLog
-from flowtrain.runtime.exchange import EXCHANGES
+from flowtrain.runtime.exchange import COLOCATED, EXCHANGES
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.inputs import (
@@ -219,9 +219,10 @@ def _controller(
         shards=plan.producers.layout.dp_shard,
         num_consumers=plan.consumers.layout.dp_degree,
         trainable_encoder=config.trainable_encoder,
-        exchange=EXCHANGES[config.exchange],
+        exchange=COLOCATED if plan.placement == "colocated" else EXCHANGES[config.exchange],
         reduced_roles=inputs.reduced_roles,
         payload_bytes=inputs.sample_bytes,
+        colocated=plan.placement == "colocated",
         version=inputs.first_step,
     )
     return Controller(
@@ -258,8 +259,9 @@ def _joined(config: Config, stop: StopRequest, stack: ExitStack) -> Cluster | No
 
 
 def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: StopRequest, stack: ExitStack) -> Executor:
-    """Stages in this process (colocated), or one Ray actor each, in the cluster joined or on a node of our own."""
-    if plan.placement == "colocated":
+    """Stages in this process (one colocated rank), or in Ray actors, in the cluster joined or on a node of our own."""
+    colocated = plan.placement == "colocated"
+    if colocated and len(plan.consumers.ranks) == 1:
         local = LocalExecutor()
         stack.callback(local.close)
         return local
@@ -269,8 +271,9 @@ def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: Sto
     stack.enter_context(rare_collection())
     if cluster is None:
         cluster = stack.enter_context(Cluster(config.cluster))
+    processes = [rank for rank in all_ranks(plan) if not (colocated and rank.role is Role.CONSUMER)]
     with stop.held():
-        cluster.start([*all_ranks(plan), *spare_ranks(config, plan)])
-    executor = RayExecutor(cluster, config.cluster.start_timeout_seconds)
+        cluster.start([*processes, *spare_ranks(config, plan)])
+    executor = RayExecutor(cluster, config.cluster.start_timeout_seconds, colocated)
     stack.callback(executor.close)
     return executor

@@ -62,12 +62,15 @@ def start_stages(
         Role.CONSUMER: plan.consumers.layout,
         Role.READER: Layout(dp_replicate=plan.readers),
     }
+    meeting = (plan.producers,) if plan.placement == "colocated" else (plan.producers, plan.consumers)
     open_store = {
         (side.role, 0): ("open_store", len(side.ranks), timeout, len({rank.node for rank in side.ranks}) > 1)
-        for side in (plan.producers, plan.consumers)
+        for side in meeting
         if len(side.ranks) > 1
     }
     stores = _ask(executor, open_store, timeout)
+    if plan.placement == "colocated" and stores:  # the processes of one side are those of the other
+        stores[Role.CONSUMER, 0] = stores[Role.PRODUCER, 0]
     specs = {
         (rank.role, rank.rank): StageSpec(
             rank,

@@ -10,7 +10,7 @@ that had given that.
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -76,7 +76,7 @@ class Breakdown:
 def break_down(timeline: Timeline, colocated: bool) -> Breakdown | None:
     """None without two ended steps. The first step is left out where there are others: it warms up.
 
-    `colocated`: both sides share one device, so that one's waiting is the other's work.
+    `colocated`: producer and consumer of a rank share a device, so that one's waiting is the other's work.
     """
     steps = (timeline.steps[1:] or timeline.steps)[-MAX_STEPS:]
     if not steps:
@@ -92,7 +92,7 @@ def break_down(timeline: Timeline, colocated: bool) -> Breakdown | None:
             of_side[name] += amount
     by_side[CONTROLLER] = _named_time(timeline.controller, first, last)
     devices = [track for track in timeline.tracks if track.side in DEVICE_SIDES]
-    num_devices = 1 if colocated else len(devices)
+    num_devices = len(devices) // 2 if colocated else len(devices)
     ideal, losses = 0.0, defaultdict[str, float](float)
     for track in devices:
         for name, amount in spent[track.name].items():
@@ -104,9 +104,12 @@ def break_down(timeline: Timeline, colocated: bool) -> Breakdown | None:
                 losses[WAITS[track.side] if name == WAIT else f"{name} ({track.side})"] += amount
     if colocated:
         busy = ideal + sum(losses.values())
-        losses[f"{CONTROLLER}, readers and messages"] = max(seconds - busy, 0.0)
-    way = in_turns if colocated else critical_path
-    paths = {index: tuple(way(timeline, index)) for index in steps}
+        losses[f"{CONTROLLER}, readers and messages"] = max(num_devices * seconds - busy, 0.0)
+    alone = colocated and num_devices == 1
+    lanes = _lanes(timeline, colocated)
+    paths = {
+        index: tuple(in_turns(timeline, index) if alone else critical_path(timeline, index, lanes)) for index in steps
+    }
     kinds = defaultdict[tuple[str, str], float](float)
     for segment in (segment for path in paths.values() for segment in path):
         kinds[segment.track.rpartition("-")[0] or segment.track, segment.name] += segment.seconds
@@ -125,8 +128,30 @@ def break_down(timeline: Timeline, colocated: bool) -> Breakdown | None:
     )
 
 
-def critical_path(timeline: Timeline, step: int) -> list[Segment]:
-    """The way back from the end of a step to its beginning, in order of time; its segments add up to the step."""
+Lane = list[tuple[Call, Track]]
+"""Orders that a process executes one after the other."""
+
+
+def _lanes(timeline: Timeline, colocated: bool) -> dict[str, Lane]:
+    """By track; tracks of a process share a lane."""
+    lanes: dict[str, Lane] = {}
+    of_process = defaultdict[str, Lane](list)
+    for track in timeline.tracks:
+        shared = colocated and track.side in DEVICE_SIDES
+        lane = of_process[f"rank-{track.name.rpartition('-')[2]}" if shared else track.name]
+        lane += [(call, track) for call in track.calls]
+        lanes[track.name] = lane
+    for lane in of_process.values():
+        lane.sort(key=lambda order: order[0].start)
+    return lanes
+
+
+def critical_path(timeline: Timeline, step: int, lanes: Mapping[str, Lane] | None = None) -> list[Segment]:
+    """The way back from the end of a step to its beginning, in order of time; its segments add up to the step.
+
+    `lanes`: by track; each is its own where nothing is said.
+    """
+    lanes = _lanes(timeline, colocated=False) if lanes is None else lanes
     window = timeline.step(step)
     assert window is not None, f"step {step} is not in the trace"
     begin, at = window
@@ -160,13 +185,14 @@ def critical_path(timeline: Timeline, step: int) -> list[Segment]:
         track, call = here
         for piece in reversed(call.pieces):
             step_back(track.name, piece.name, piece.start)
-        number = track.calls.index(call) if call in track.calls else 0
-        before = track.calls[number - 1] if number else None
+        lane = lanes[track.name]
+        number = bisect_left(lane, call.start, key=lambda order: order[0].start)
+        before, its_track = lane[number - 1] if number else (None, track)
         if call.sent is None or (before is not None and call.sent <= before.end):
             if before is None:
                 break
             step_back(track.name, MESSAGES, before.end)
-            here = track, before
+            here = its_track, before
         else:
             step_back(track.name, MESSAGES, call.sent)
             here = to_answer()

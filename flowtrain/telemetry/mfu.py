@@ -6,7 +6,7 @@
     mfu/backbone_palm(%)  the backbone's by PaLM's formula / (step seconds · peak of the consumers)
 
 The projector counts on the side where it runs. FLOPs come from `flowtrain.flops`: causal attention by Σℓ² of samples,
-no padding, no recompute, frozen parts forward only. When one device is both sides (colocated) both shares are over it,
+no padding, no recompute, frozen parts forward only. When devices are both sides (colocated) both shares are over them,
 and their sum is `mfu(%)`. A share of an unknown peak is not known.
 
 Worked example: one producer and one consumer, peak 1e12 FLOP/s each; a step of 2 s needs 1e12 FLOPs on the producer
@@ -42,7 +42,7 @@ class MfuShares(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """The devices of a run: one peak a rank, in rank order. `colocated`: the one rank of both sides is one device."""
+    """The devices of a run: one peak a rank, in rank order. `colocated`: both sides of a rank are one device."""
 
     producers: tuple[Peak, ...]
     consumers: tuple[Peak, ...]
@@ -52,7 +52,7 @@ class Fleet:
     def __post_init__(self) -> None:
         assert self.producers, "no producer device"
         assert self.consumers, "no consumer device"
-        assert not self.colocated or (len(self.producers), len(self.consumers)) == (1, 1), "colocated is one device"
+        assert not self.colocated or len(self.producers) == len(self.consumers), "colocated ranks come in pairs"
 
     @property
     def devices(self) -> tuple[Peak, ...]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from integration_runs import Train, make_config
+import yaml
+from integration_runs import EXAMPLES, Train, make_config
 
 from flowtrain.packing import POLICIES
 from flowtrain.types import Module
@@ -116,3 +120,19 @@ def test_text_only_steps_leave_the_encoder_alone(train: Train, text_only_rows: P
     overrides = ("train.step={samples: 8}", f"data.train={text_only_rows}", "train.weight_decay=0.1")
     outcome = verify(train, "emoji", 3, *overrides)
     assert outcome.verdict.ok, outcome.verdict.sentence
+
+
+@pytest.mark.timeout(300)
+def test_colocated_ranks_equal_plain(tmp_path: Path) -> None:
+    """Both sides of a rank in one process, two such processes: in a Ray node of their own, which the command starts."""
+    settings = ("mode=monolithic", "producers.num=2", "consumers.num=2", "train.step={samples: 8}")
+    command = [sys.executable, "-m", "flowtrain.cli.main", "verify", str(EXAMPLES / "emoji/emoji.yaml"), "--steps", "1"]
+    command += ["--out", str(tmp_path / "run"), *(part for setting in settings for part in ("--set", setting))]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert "verify passed: 1 steps" in ended.stdout
+    samples = [json.loads(line) for line in (tmp_path / "run" / "samples.jsonl").read_text().splitlines()]
+    assert {sample["rank"] for sample in samples} == {0, 1}
+    plan = yaml.safe_load((tmp_path / "run" / "plan.yaml").read_text())
+    sides = [plan[side] for side in ("producers", "consumers")]
+    assert (plan["placement"], [side["layout"] for side in sides]) == ("colocated", ["r2", "r2"])

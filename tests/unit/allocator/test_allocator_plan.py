@@ -51,6 +51,21 @@ def test_colocated_is_one_process_with_all_cores(emoji: Path, shape: ModelShape)
     assert plan_warnings(config(emoji, mode="monolithic"), plan, Inventory(6, 0, 8 * GIB, 0)) == []
 
 
+def test_colocated_ranks_share_the_cores_and_the_pool(emoji: Path, shape: ModelShape) -> None:
+    two = config(emoji, mode="monolithic", producers={"num": 2}, consumers={"num": 2})
+    plan = make_plan(two, shape, Inventory(6, 0, 8 * GIB, 0))
+    assert threads(plan) == ([3, 3], [3, 3])
+    assert plan_warnings(two, plan, Inventory(6, 0, 8 * GIB, 0)) == []
+    assert {rank.segment_bytes for rank in plan.producers.ranks} == {two.pool.bytes // 2}
+    assert {rank.segment_bytes for rank in plan.consumers.ranks} == {0}
+    with pytest.raises(PlanError, match="for 2 processes and this machine has 1 GPUs"):
+        make_plan(
+            config(emoji, mode="monolithic", producers={"num": 2, "device": "cuda"}, consumers={"num": 2}),
+            shape,
+            Inventory(6, 1, 8 * GIB, 0),
+        )
+
+
 def test_more_processes_than_cores(emoji: Path, shape: ModelShape) -> None:
     open_ = config(emoji, producers={"num": 3}, consumers={"num": 2})
     plan = make_plan(open_, shape, TWO_CORES)

@@ -69,6 +69,19 @@ def test_producers_that_encode_together_have_as_many_units_of_a_slot(
 
 
 @settings(max_examples=50, deadline=None)
+@given(specs, row_lists(), st.booleans())
+def test_colocated_ranks_encode_their_own_packs(spec: CompositionSpec, rows: list[Row], trainable: bool) -> None:
+    """Frozen encoder or not; packs and units are those of any other run."""
+    plain = replace(spec, trainable_encoder=trainable)
+    together = replace(plain, num_producers=spec.num_consumers, colocated=True)
+    steps, apart = compose(Composer(together, COST), rows), compose(Composer(plain, COST), rows)
+    for step, other in zip(steps, apart, strict=True):
+        for pack, its in zip(step.packs, other.packs, strict=True):
+            assert {unit.producer for unit in pack.units} <= {pack.rank}
+            assert (pack.samples, [u.samples for u in pack.units]) == (its.samples, [u.samples for u in its.units])
+
+
+@settings(max_examples=50, deadline=None)
 @given(specs, row_lists(), st.data())
 def test_resume_from_any_step(spec: CompositionSpec, rows: list[Row], data: st.DataObject) -> None:
     steps = compose(Composer(spec, COST), rows)

@@ -29,6 +29,7 @@ class Scenario:
         slack: cache lines beyond the promised bound in every segment.
         seed: of the dice that decide who works and whose answer arrives.
         exchange: what both sides wait for beside data and room.
+        colocated: a rank's packs are encoded by the producer of its process.
     """
 
     num_producers: int
@@ -44,6 +45,7 @@ class Scenario:
     slack: int
     seed: int
     exchange: str = "pool"
+    colocated: bool = False
 
 
 @st.composite
@@ -82,6 +84,7 @@ def steps_of(scenario: Scenario) -> list[Step]:
             if phase is Phase.EVAL and index not in scenario.evals:
                 continue
             fixed = (scenario.trainable and (phase is Phase.TRAIN or scenario.fixed_in_eval)) or scenario.shards > 1
+            fixed |= scenario.colocated
             number = 0
             packs = []
             for slot, ranks in enumerate(slots):
@@ -103,7 +106,7 @@ def steps_of(scenario: Scenario) -> list[Step]:
                                 of_unit,
                                 sum(s.patches for s in of_unit),
                                 sum(block_bytes(payload_of(s)) for s in of_unit),
-                                number % scenario.num_producers if fixed else None,
+                                (rank if scenario.colocated else number % scenario.num_producers) if fixed else None,
                             )
                         )
                         number += 1

@@ -9,6 +9,7 @@ from __future__ import annotations
 import random
 import re
 from collections import Counter, deque
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -57,6 +58,7 @@ class Run:
             payload_bytes=payload_of,
             exchange=EXCHANGES[scenario.exchange],
             shards=scenario.shards,
+            colocated=scenario.colocated,
         )
         self.orders: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
         self.answers: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
@@ -112,6 +114,10 @@ class Run:
             assert self.flow.version >= order.step - (order.phase is Phase.TRAIN), "a pack before the update it needs"
             assert order.return_gradients == (self.scenario.trainable and order.phase is Phase.TRAIN)
             assert self.flow.begun((order.phase, order.step))
+        if isinstance(order, ReduceOrder) and self.scenario.colocated:
+            packs = next(step.packs for step in self.open if (step.phase, step.index) == (Phase.TRAIN, order.step))
+            left = [p for p in packs if (Phase.TRAIN, order.step, p.slot, p.rank) not in self.trained]
+            assert not left, "a process waits for the sums of others while it has packs to run"
         self._check_exchange(order)
 
     def _check_exchange(self, order: Any) -> None:
@@ -167,7 +173,7 @@ def check(run: Run) -> None:
     units = [unit for step in run.steps for pack in step.packs for unit in pack.units]
     encoded = [order.unit.id for _, _, order in run.sent if isinstance(order, EncodeOrder)]
     assert Counter(encoded) == Counter(unit.id for unit in units), "each unit is encoded once"
-    if not scenario.trainable and scenario.shards == 1:
+    if not (scenario.trainable or scenario.shards > 1 or scenario.colocated):
         assert encoded == sorted(encoded, key=need), "units are sent in the order of need"
     for consumer in run.consumers:
         mine = [pack for step in run.steps for pack in step.packs if pack.rank == consumer.rank]
@@ -193,6 +199,14 @@ def check(run: Run) -> None:
         held = [address for address in producer.content if owner_of(address) == producer.rank]
         assert sorted(left) == sorted(held), "what the owner still holds is on its way to be freed, each block once"
         assert run.directory.room(producer.rank, [run.segments[producer.rank] - HEADER_BYTES])
+
+
+@settings(max_examples=100, deadline=None)
+@given(scenario=scenarios(most_shards=1))
+def test_colocated_ranks_sum_when_their_packs_are_done(scenario: Scenario) -> None:
+    run = Run(replace(scenario, num_producers=scenario.num_consumers, colocated=True))
+    run.run()
+    check(run)
 
 
 @settings(max_examples=200, deadline=None)

@@ -139,6 +139,37 @@ def test_in_one_process_one_sides_waiting_is_the_others_work(tmp_path: Path) -> 
     assert found.path["controller", "decide"] == pytest.approx((2 + 2 + 4) / 1000)
 
 
+def test_the_way_through_colocated_ranks_changes_sides_within_a_process(tmp_path: Path) -> None:
+    """Rank 0 encodes 0-10 and trains 10-30, both sent at the start; rank 1 is done at 12."""
+    mark = Trace(tmp_path, CONTROLLER)
+    calls = {
+        "producer-0": ("encode", 0, 10, 11),
+        "consumer-0": ("train", 10, 30, 31),
+        "producer-1": ("encode", 0, 5, 6),
+        "consumer-1": ("train", 5, 12, 13),
+    }
+    for track, (method, start, end, taken) in calls.items():
+        mark.add("q", track, method, 0, 0)
+        mark.add("a", track, method, taken * MS)
+        write(tmp_path, track, ("s", "forward", start, end), ("c", method, start, end))
+    mark.add("m", 0, 0)
+    mark.add("m", 1, 32 * MS)
+    mark.close()
+    timeline = read_timeline(tmp_path)
+    assert timeline is not None
+    assert timeline.tracks[0].calls[0].slots == (0,)
+    found = break_down(timeline, colocated=True)
+    assert found is not None
+    assert [(segment.track, segment.name, segment.end // MS) for segment in found.segments] == [
+        ("producer-0", "forward", 10),
+        ("consumer-0", "forward", 30),
+        ("consumer-0", "messages", 31),
+        ("controller", "decide", 32),
+    ]
+    assert found.ideal_seconds == pytest.approx((30 + 12) / 2 / 1000)
+    assert found.ideal_seconds + sum(found.losses.values()) == pytest.approx(0.032)
+
+
 def test_orders_that_queue_are_followed_on_their_rank(tmp_path: Path) -> None:
     """Two units sent at once: the second one's way begins with the first one."""
     mark = Trace(tmp_path, CONTROLLER)
