@@ -92,18 +92,19 @@ def decide(
 
 
 def _told(pick: _Pick) -> str:
-    return f"{pick.placement}: {pick.rate:.4g} samples/s predicted"
+    ranks = f", {pick.consumers} ranks" if pick.placement == "colocated" and pick.consumers > 1 else ""
+    return f"{pick.placement}{ranks}: {pick.rate:.4g} samples/s predicted"
 
 
 def _picks(
     config: Config, shape: ModelShape, inventory: Inventory, stats: DataStats | None, profile: Profile | None
 ) -> Iterator[_Pick]:
-    """The best of each placement that is open."""
+    """What each placement that is open could do at best."""
     auto = config.allocation.placement == "auto"
     alone = all((_given(side) or Layout()) == Layout() for side in (config.producers, config.consumers))
     if profile is not None:
         if (auto and alone) or config.placement == "colocated":
-            yield _colocated_measured(config, inventory, profile)
+            yield from _colocated_measured(config, shape, inventory, profile)
         if auto or config.placement != "colocated":
             yield from _measured(config, shape, inventory, profile)
         return
@@ -206,11 +207,20 @@ def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: 
         yield best
 
 
-def _colocated_measured(config: Config, inventory: Inventory, profile: Profile) -> _Pick:
+def _colocated_measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[_Pick]:
+    """One process, then more where nothing is said of their number, the cores divided among them."""
     threads = _colocated_threads(config, inventory)
     on_cpu = all(stage.device == "cpu" for stage in profile.stages)
-    rate = predict(profile, Setup(True, 1, threads, 1, threads, inventory.cpus, on_cpu)).samples_per_second
-    return _Pick("colocated", 1, None, 1, None, rate)
+    is_open = on_cpu and all(
+        _given(side) is None and side.threads is None for side in (config.producers, config.consumers)
+    )
+    for number in range(1, min(MOST_PER_SIDE, inventory.cpus) + 1 if is_open else 2):
+        if number > 1 and config.pool.bytes // number < 2 * largest_block_bytes(config, shape):
+            break
+        each = threads if number == 1 else inventory.cpus // number
+        setup = Setup(True, number, each, number, each, inventory.cpus, on_cpu)
+        rate = predict(profile, setup).samples_per_second
+        yield _Pick("colocated", number, None, number, None, rate)
 
 
 def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, int, int]]:
@@ -266,7 +276,7 @@ def _with_placement(config: Config, placement: str) -> Config:
 
 def _with(config: Config, pick: _Pick) -> Config:
     config = _with_placement(config, pick.placement)
-    if pick.placement == "colocated":
+    if pick.placement == "colocated" and pick.consumers == 1:
         return config
     sides: Sequence[tuple[str, int, int | None]] = (
         ("producers", pick.producers, pick.producer_threads),

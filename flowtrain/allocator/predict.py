@@ -11,6 +11,7 @@ A step is played on the sides' processes, order by order, with the profile's sec
 | trainable encoder, two sides | from the first encode to the last update: nothing of the next step may begin before |
 | frozen encoder, two sides | those of the slower side: producers run ahead across steps |
 | one process | the sum of everything, reading rows included |
+| several colocated ranks | of the rank that has most: its encodes, packs and backwards; then both updates |
 
 While both sides are busy each is slower, as was measured with both at once; the share of time in which they are follows
 from the play itself. On CPUs no step is shorter than all its busy threads divided by the cores.
@@ -70,7 +71,7 @@ class Predictor:
     def predict(self, setup: Setup) -> Prediction:
         """What a steady run of this setup does, start and checkpoints aside."""
         if setup.colocated:
-            return self._colocated(setup)
+            return self._colocated(setup) if setup.consumers == 1 else self._ranks(setup)
         both_busy = dict.fromkeys((Role.PRODUCER, Role.CONSUMER), 0.0)
         for _ in range(ROUNDS):
             found = self._apart(setup, both_busy)
@@ -91,6 +92,30 @@ class Predictor:
         rest = profile.overhead_seconds + profile.rows_per_step * profile.read_seconds
         step = encode + train + update + rest
         return Prediction(profile.rows_per_step / step, step, encode, train, update)
+
+    def _ranks(self, setup: Setup) -> Prediction:
+        """Colocated ranks that all work at once, each as fast as a process whose neighbours are busy."""
+        profile, threads, number = self.profile, setup.consumer_threads, setup.consumers
+
+        def seconds(role: Role, part: Part) -> Seconds:
+            return self._seconds(role, part, threads, together=True)
+
+        encode, train = seconds(Role.PRODUCER, "forward"), seconds(Role.CONSUMER, "forward")
+        back = seconds(Role.PRODUCER, "backward") if profile.trainable_encoder else [[0.0] * len(e) for e in encode]
+        update = sum(profile.update_seconds(role, threads) for role in (Role.PRODUCER, Role.CONSUMER))
+        step_seconds = 0.0
+        for packs, e, t, b in zip(profile.steps, encode, train, back, strict=True):
+            ranks = [0.0] * number
+            for of_pack in sorted(map(sum, zip(e, t, b, strict=True)), reverse=True):
+                ranks[ranks.index(min(ranks))] += of_pack
+            played = max(ranks) + update
+            if setup.on_cpu:
+                reading = profile.read_seconds * sum(pack.rows for pack in packs)
+                played = max(played, ((sum(ranks) + number * update) * threads + reading) / setup.cores)
+            step_seconds += played
+        step = step_seconds / len(profile.steps)
+        producing, consuming = (sum(map(sum, of)) / len(profile.steps) / number for of in (encode, train))
+        return Prediction(profile.rows_per_step / step, step, producing, consuming, update)
 
     def _apart(self, setup: Setup, both_busy: Mapping[Role, float]) -> Prediction:
         """`both_busy`: share of a side's busy time in which the other side is busy, too."""

@@ -113,8 +113,26 @@ def test_auto_takes_the_faster_placement_by_the_profile(emoji: Path, shape: Mode
     together = decide(given, shape, cores(2), profile=profile(0.1, both_slower=1.5, colocated_slower=0.6))
     assert together.config.placement == "colocated"
     assert together.config.allocation.placement == "colocated"
-    assert len(together.notes) == 2
+    assert len(together.notes) == 3
     assert together.rate == pytest.approx(4 / (0.66 * 1.0))
+
+
+def test_auto_takes_colocated_ranks_where_threads_gain_little(emoji: Path, shape: ModelShape) -> None:
+    """Two packs of 0.1 + 1 s: one process takes 2.2 s, a consumer 2 packs of 1.1 s, two ranks 1.1 · 1.1 s each."""
+    given = config(emoji, allocation={"placement": "auto"})
+    made = profile(0.1, both_slower=1.1, colocated_slower=1.0)
+    made = made.model_copy(update={"steps": ((PackWork(rows=4, encode=1.0, train=1.0),) * 2,)})
+    found = decide(given, shape, cores(2), profile=made)
+    assert found.config.placement == "colocated"
+    assert (found.config.producers.num, found.config.consumers.num) == (2, 2)
+    assert found.rate == pytest.approx(8 / 1.21)
+    assert [note for note in found.notes if note.startswith("colocated, 2 ranks: 6.6")]
+    plan = make_plan(found.config, shape, cores(2))
+    assert [rank.threads for rank in plan.consumers.ranks] == [1, 1]
+    bound = config(emoji, allocation={"placement": "auto"}, consumers={"num": 1})
+    assert decide(bound, shape, cores(2), profile=made).config.consumers.num == 1
+    tight = config(emoji, allocation={"placement": "auto"}, pool={"bytes": "2MiB"})
+    assert decide(tight, shape, cores(2), profile=made).config.producers.num in (None, 1)
 
 
 def test_a_profile_of_gpus_gives_each_process_one(emoji: Path, shape: ModelShape) -> None:
@@ -192,7 +210,7 @@ def test_plan_file_is_obeyed(emoji: Path, tmp_path: Path, shape: ModelShape) -> 
     [
         (PLAN.replace("r3", "f4p2"), PlanError, "plan.yaml:4:3: consumers.layout: p2 can be planned and not launched"),
         (PLAN.replace("disaggregated", "mixed"), PlanError, "plan.yaml:1:1: placement: mixed"),
-        (PLAN.replace("disaggregated", "colocated"), PlanError, "colocated runs have one process"),
+        (PLAN.replace("disaggregated", "colocated"), PlanError, "as many whole copies"),
         (PLAN.replace("layout: r2", "layouts: r2"), ConfigError, "plan.yaml:2:1: producers: a plan says the layout"),
         (PLAN.replace("threads: 1", "threads: none"), ConfigError, "plan.yaml:2:25: producers.threads: 'none'"),
         (PLAN + "speed: 3\n", ConfigError, "plan.yaml:5:1: speed: a plan has no such key"),
