@@ -23,6 +23,8 @@ from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
 from typing import Any
 
 from flowtrain.config.schema import Config
@@ -62,9 +64,15 @@ def prepare(processor: Any, pictures: Sequence[Any]) -> tuple[Mapping[str, Any],
     """What the processor makes of one row's images, and the text it puts in the place of each."""
     placeholders = [processor.image_token * len(pictures)]
     images = processor.prepare_inputs_layout(images=[list(pictures)], text=placeholders)[0]
-    options = processor._merge_kwargs(tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt")
-    prepared, texts = processor._process_images(images, **options["images_kwargs"])
+    prepared, texts = processor._process_images(images, **_image_options(processor))
     return prepared, [str(text) for text in texts]
+
+
+@lru_cache(maxsize=4)
+def _image_options(processor: Any) -> Mapping[str, Any]:
+    """The same for every row; to merge and validate them takes a quarter of the time of a small row's images."""
+    options = processor._merge_kwargs(tokenizer_init_kwargs=processor.tokenizer.init_kwargs, return_tensors="pt")
+    return MappingProxyType(options["images_kwargs"])
 
 
 def expand(
