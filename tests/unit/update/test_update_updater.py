@@ -26,7 +26,7 @@ from flowtrain.plan import Layout
 from flowtrain.types import Module, Role
 from flowtrain.update.optimizer import decays
 from flowtrain.update.peak import peak_memory_bytes
-from flowtrain.update.updater import Updater
+from flowtrain.update.updater import Updater, square_sum
 
 IMAGE_SIDE = frozenset({Module.ENCODER, Module.PROJECTOR})
 
@@ -220,3 +220,10 @@ def test_decay_by_name_agrees_with_the_kind_of_layer(family: str) -> None:
             elif isinstance(layer, nn.Embedding) or "Norm" in type(layer).__name__ or name.endswith("bias"):
                 assert not decays(name, parameter), name
     assert seen > 10
+
+
+@pytest.mark.parametrize("shape", [(0,), (), (3, 5), (300, 777)])
+def test_squares_are_summed_in_float64_whatever_the_size(shape: tuple[int, ...]) -> None:
+    numbers = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 1e4
+    for tensor in (numbers, numbers.T if numbers.dim() == 2 else numbers):
+        assert square_sum(tensor) == pytest.approx(float(numbers.double().square().sum()), rel=1e-13, abs=0)
