@@ -42,6 +42,11 @@ class EncodeOrder:
     keep_graph: bool
     free: tuple[Address, ...] = ()
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Those of the step that the work is for."""
+        return (self.unit.id.slot,)
+
 
 @dataclass(frozen=True, slots=True)
 class UnitEncoded:
@@ -76,6 +81,11 @@ class PackOrder:
         """Numbers of the payload blocks that hold its token ids, ascending."""
         return tuple(sorted({sample.block for sample in self.pack.samples}))
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """That of the step that the work is for."""
+        return (self.pack.slot,)
+
 
 @dataclass(frozen=True, slots=True)
 class PackTrained:
@@ -100,6 +110,11 @@ class BackwardOrder:
     """Gradients of these units lie in your segment: run their backwards in this order."""
 
     units: tuple[UnitId, ...]
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Those of the step that the work is for."""
+        return tuple(unit.slot for unit in self.units)
 
 
 @dataclass(frozen=True, slots=True)

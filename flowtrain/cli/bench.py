@@ -17,24 +17,30 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowtrain.cli.bench_variants import DEFAULT, VARIANTS
+from flowtrain.cli.bench_variants import DEFAULT, VARIANTS, overrides_of
 from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
 from flowtrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowtrain.cli.bench_result import Spread
     from flowtrain.cli.report import Report
+    from flowtrain.config.schema import Config
     from flowtrain.telemetry.timeline import Timeline
 
 PAGE = "bench.html"
 
+READY = "without_pool"
+"""The variant whose consumers have all features of a step before its first pack."""
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """`runs`: figures of each run, by variant and round; `reports`: of each variant's last run."""
+    """`runs`: figures of each run, by variant and round; `reports`: of each variant's last run; `schedules`: by variant
+    and round, seconds of a step by the mode's own schedule over those measured."""
 
     runs: dict[str, list[dict[str, float]]]
     reports: dict[str, tuple[Report, Timeline]]
+    schedules: dict[str, list[float]]
     settings: dict[str, Any]
 
     @property
@@ -52,7 +58,10 @@ class Bench:
     def limits(self) -> dict[str, float]:
         from flowtrain.cli.bench_result import limits
 
-        return limits(self.reports[self.reference][0].breakdown, self.runs[self.reference][-1])
+        fed = self.runs.get(READY)
+        return limits(
+            self.reports[self.reference][0].breakdown, self.runs[self.reference][-1], fed[-1] if fed else None
+        )
 
     @property
     def ratios(self) -> dict[str, Spread]:
@@ -61,6 +70,8 @@ class Bench:
         return ratios(self.runs, self.reference)
 
     def to_dict(self) -> dict[str, Any]:
+        from flowtrain.cli.bench_result import loads, spread_of
+
         return {
             "settings": self.settings,
             "runs": self.runs,
@@ -69,6 +80,8 @@ class Bench:
                 for name, figures in self.summary.items()
             },
             "limits": self.limits,
+            "loads": loads(self.reports[self.reference][0].breakdown),
+            "schedule / measured": {name: asdict(spread_of(values)) for name, values in self.schedules.items()},
             f"{self.reference} / other": {name: asdict(value) for name, value in self.ratios.items()},
             "losses": {name: made.breakdown.losses for name, (made, _) in self.reports.items()},
             "telemetry": {name: made.telemetry_share for name, (made, _) in self.reports.items()},
@@ -117,7 +130,10 @@ def _run_all(
     from flowtrain.cli.report import read_records, read_report
     from flowtrain.config.loading import load_config
 
-    folder = load_config(path, overrides).config.run.dir
+    given = load_config(path, overrides).config
+    sizes = [side.copies.world_size for side in (given.producers, given.consumers)]
+    devices = max(sizes) if given.placement == "colocated" else sum(sizes)
+    folder = given.run.dir
     folder = folder.with_name(f"{folder.name}-bench").absolute()
     common = (
         f"train.max_steps={steps}",
@@ -131,39 +147,54 @@ def _run_all(
         "telemetry.progress=off",
     )
     runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+    schedules: dict[str, list[float]] = {name: [] for name in names}
     reports = {}
     for number in range(1, rounds + 1):
         for name in names:
             run_dir = folder / f"{name}-{number}"
-            given = (*overrides, *common, *VARIANTS[name], f"run.dir={run_dir}")
+            settings = (*overrides, *common, *overrides_of(name, devices), f"run.dir={run_dir}")
             typer.echo(f"round {number} of {rounds}: {name}")
-            if code := train(load_config(path, given).config):
+            config = load_config(path, settings).config
+            if code := train(config):
                 raise typer.Exit(code)
             runs[name].append(measure(read_records(run_dir), warmup))
             reports[name] = read_report(run_dir)
-    settings = {"config": str(path), "overrides": overrides, "steps": steps, "warmup": warmup, "rounds": rounds}
-    return Bench(runs, reports, settings), folder
+            if (share := _of_schedule(config, *reports[name])) is not None:
+                schedules[name].append(share)
+    how = {"config": str(path), "overrides": overrides, "steps": steps, "warmup": warmup, "rounds": rounds}
+    how["step_rows"] = given.train.step.samples
+    return Bench(runs, reports, {name: values for name, values in schedules.items() if values}, how), folder
+
+
+def _of_schedule(config: Config, made: Report, timeline: Timeline) -> float | None:
+    """A step by the mode's own schedule, over the step measured; None where there is no model of it."""
+    from flowtrain.cli.bench_schedule import scheduled_seconds
+
+    colocated = config.placement == "colocated"
+    seconds = scheduled_seconds(timeline, config.exchange, colocated, not config.trainable_encoder)
+    return None if seconds is None else seconds / made.breakdown.step_seconds
 
 
 def _print(found: Bench) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from flowtrain.cli.bench_result import FIGURES, RATE
+    from flowtrain.cli.bench_result import FIGURES, RATE, spread_of
 
-    console = Console(width=None if sys.stdout.isatty() else 150, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 250, highlight=False)
     table = Table(title="median of the runs (largest minus smallest, by it)", title_justify="left")
-    for name in ("mode", RATE, f"{found.reference} / it", *(metric.name for metric in FIGURES)):
+    for name in ("mode", RATE, f"{found.reference} / it", "schedule / it", *(metric.name for metric in FIGURES)):
         table.add_column(name, justify="left" if name == "mode" else "right")
     ratios = found.ratios
     for name, figures in found.summary.items():
         rate = figures[RATE]
         cells = [name, f"{rate.median:.2f} ({100 * rate.spread:.0f} %)"]
         cells.append(f"{ratios[name].median:.3f}" if name in ratios else "")
+        cells.append(f"{spread_of(found.schedules[name]).median:.3f}" if name in found.schedules else "")
         cells += [f"{figures[metric.name].median:.3g}" if metric.name in figures else "" for metric in FIGURES]
         table.add_row(*cells)
     table.add_section()
     for name, rate_of_limit in found.limits.items():
         ratio = found.summary[found.reference][RATE].median / rate_of_limit
-        table.add_row(name, f"{rate_of_limit:.2f}", f"{ratio:.3f}", *("" for _ in FIGURES))
+        table.add_row(name, f"{rate_of_limit:.2f}", f"{ratio:.3f}", "", *("" for _ in FIGURES))
     console.print(table)

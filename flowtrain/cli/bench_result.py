@@ -7,7 +7,7 @@
 |---|---|
 | `ideal` | rows by the modules' own device-seconds, every device busy with nothing else |
 | `split bound` | the same where each side has its own devices: the one with the larger load a device decides |
-| `LLM-only` | the run without the consumers' waiting for the encoder |
+| `LLM-only` | consumers fed with ready features: a run without the consumers' waiting for the encoder |
 """
 
 from __future__ import annotations
@@ -86,15 +86,26 @@ def ratios(runs: Mapping[str, Sequence[Mapping[str, float]]], of: str) -> dict[s
     }
 
 
-def limits(breakdown: Breakdown, figures: Mapping[str, float]) -> dict[str, float]:
-    """Limits in samples/s by the trace and the figures of a run with processes of both sides."""
-    busy = [
-        sum(share for name, share in shares.items() if name in MODEL_WORK)
+def loads(breakdown: Breakdown) -> dict[str, float]:
+    """Seconds a step and device that the modules themselves take on each side."""
+    return {
+        side: breakdown.step_seconds * sum(share for name, share in shares.items() if name in MODEL_WORK)
         for side, shares in breakdown.shares.items()
         if side in DEVICE_SIDES
-    ]
+    }
+
+
+def limits(
+    breakdown: Breakdown, figures: Mapping[str, float], fed: Mapping[str, float] | None = None
+) -> dict[str, float]:
+    """Limits in samples/s by the trace and the figures of a run with processes of both sides.
+
+    `fed`: figures of a run of the same packs whose consumers have all features of a step before its first pack.
+    """
+    busy = [seconds / breakdown.step_seconds for seconds in loads(breakdown).values()]
     ideal = figures[RATE] * breakdown.step_seconds / breakdown.ideal_seconds
     found = {"ideal": ideal, "split bound": figures[RATE] / max(busy)}
-    if (gap := figures.get(m.MFU_GAP.name)) is not None and gap < 100:
-        found["LLM-only"] = figures[RATE] / (1 - gap / 100)
+    ready = figures if fed is None else fed
+    if (gap := ready.get(m.MFU_GAP.name)) is not None and gap < 100:
+        found["LLM-only"] = ready[RATE] / (1 - gap / 100)
     return found

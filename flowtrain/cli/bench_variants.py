@@ -1,33 +1,56 @@
 """What `flowtrain bench` compares: values on the axes of the modes (contract C8), each at its own best.
 
-In one process encoder and backbone take turns on all cores; the keys of the sides are left to the plan there.
+Colocated, encoder and backbone take turns on every device. `{devices}` stands for as many ranks as the config has
+producers and consumers, so that all variants have the same devices; cores are divided evenly among them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-ONE_PROCESS = (
+COLOCATED = (
     "mode=monolithic",
-    "producers.num=null",
+    "allocation.placement=null",
+    "producers.num={devices}",
     "producers.layout=null",
     "producers.threads=null",
-    "consumers.num=null",
+    "consumers.num={devices}",
     "consumers.layout=null",
     "consumers.threads=null",
 )
+
+AUTO = (
+    "mode=flow",
+    "allocation.placement=auto",
+    "allocation.profile=auto",
+    "producers.num=null",
+    "producers.threads=null",
+    "consumers.num=null",
+    "consumers.threads=null",
+)
+
+ONE_PROCESS = (*COLOCATED, "producers.num=1", "consumers.num=1", "packing.policy=dynamic")
 
 VARIANTS: Mapping[str, tuple[str, ...]] = {
     "flow": ("mode=flow",),
     "disaggregated": ("mode=disaggregated",),
     "barrier_step": ("mode=disaggregated", "pool.exchange=barrier_step"),
-    "monolithic": (*ONE_PROCESS, "packing.policy=arrival"),
-    "monolithic_dynamic": (*ONE_PROCESS, "packing.policy=dynamic"),
+    "monolithic": (*COLOCATED, "packing.policy=arrival"),
+    "monolithic_dynamic": (*COLOCATED, "packing.policy=dynamic"),
+    "one_process": ONE_PROCESS,
+    "auto": AUTO,
     "without_pool": ("mode=flow", "pool.exchange=barrier_step"),
     "without_allocator": ("mode=flow", "allocation.policy=uniform"),
     "without_scheduler": ("mode=flow", "packing.policy=arrival"),
 }
 """Name in `--modes` → overrides of the config. The last three change one axis of `flow` each, as the paper's
-ablations do."""
+ablations do; `one_process` is `monolithic_dynamic` as one rank with all threads; `auto` is what the allocator chooses
+by a profile that it makes first."""
+
+
+def overrides_of(name: str, devices: int) -> tuple[str, ...]:
+    """Those of a variant on so many devices."""
+    return tuple(override.format(devices=devices) for override in VARIANTS[name])
+
 
 DEFAULT = "flow,disaggregated,barrier_step,monolithic,monolithic_dynamic"

@@ -43,7 +43,7 @@ h1 { font-size: 1.3rem } h2 { font-size: 1.05rem; margin-top: 2rem }
 table { border-collapse: collapse } td, th { padding: .2rem .9rem .2rem 0; text-align: left;
        border-bottom: 1px solid var(--line) } td.number { text-align: right; font-variant-numeric: tabular-nums }
 svg { width: 100%; height: auto } text { fill: var(--text); font: 12px system-ui, sans-serif }
-.quiet { color: var(--quiet) } .key { display: inline-block; margin-right: 1rem }
+.quiet { color: var(--quiet) } .keys { margin: 0 0 .8rem } .key { display: inline-block; margin-right: 1rem }
 .key i { display: inline-block; width: .8em; height: .8em; margin-right: .35em; border-radius: 2px }
 """
 
@@ -86,10 +86,14 @@ def _amounts(seconds: float, whole: float) -> tuple[str, str]:
 
 
 def table(head: Iterable[str], rows: Iterable[tuple[str, ...]]) -> str:
-    """Text in the first column, figures in the others."""
+    """Text in the first column, figures and text in the others."""
     cells = "".join(f"<th>{escape(name)}</th>" for name in head)
     body = "".join(
-        "<tr>" + "".join(f"<td{'' if not n else ' class=number'}>{escape(cell)}</td>" for n, cell in enumerate(row))
+        "<tr>"
+        + "".join(
+            f"<td{' class=number' if n and cell[:1].isdigit() else ''}>{escape(cell)}</td>"
+            for n, cell in enumerate(row)
+        )
         for row in rows
     )
     return f"<table>{f'<tr>{cells}</tr>' if cells else ''}{body}</table>"
@@ -102,9 +106,8 @@ def _colour(name: str) -> str:
 def keys(names: Iterable[str]) -> str:
     """Which colour is what."""
     order = sorted(names, key=lambda name: (name not in MODEL_WORK, name))
-    return "".join(
-        f'<span class="key"><i style="background:{_colour(name)}"></i>{escape(name)}</span>' for name in order
-    )
+    found = (f'<span class="key"><i style="background:{_colour(name)}"></i>{escape(name)}</span>' for name in order)
+    return f'<p class="keys">{"".join(found)}</p>'
 
 
 def _bars(shares: dict[str, dict[str, float]]) -> str:

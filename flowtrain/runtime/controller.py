@@ -54,6 +54,8 @@ RUN_AHEAD = 64
 
 POLL_SECONDS = 1.0
 
+WORK = EncodeOrder | PackOrder | BackwardOrder
+
 METHODS = {EncodeOrder: "encode", PackOrder: "train", BackwardOrder: "backward", ReduceOrder: "reduce"}
 
 
@@ -187,7 +189,7 @@ class Controller:
 
     def _submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Any = ()) -> None:
         self._in_flight += 1
-        self.trace.sent(role, rank, method)
+        self.trace.sent(role, rank, method, *(order.slots for order in args[:1] if isinstance(order, WORK)))
         self.executor.submit(role, rank, method, *args, payloads=payloads)
 
     def _take(self, answer: Answer) -> None:

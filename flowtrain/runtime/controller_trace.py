@@ -45,9 +45,9 @@ class ControllerTrace:
     def span(self, name: str) -> AbstractContextManager[None]:
         return no_span(name) if self._spans is None else self._spans(name)
 
-    def sent(self, role: Role, rank: int, method: str) -> None:
-        """An order is about to be sent."""
-        self._add("q", f"{role}-{rank}", method)
+    def sent(self, role: Role, rank: int, method: str, slots: Iterable[int] = ()) -> None:
+        """An order is about to be sent; `slots`: of the step, those that it works for."""
+        self._add("q", f"{role}-{rank}", method, *slots)
 
     def taken(self, role: Role, rank: int, method: str) -> None:
         """The answer to an order was taken."""

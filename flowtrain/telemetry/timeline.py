@@ -37,7 +37,8 @@ class Piece(NamedTuple):
 
 
 class Call(NamedTuple):
-    """One order: executed from `start` to `end`; `sent` and `taken` by the controller (None: not known)."""
+    """One order: executed from `start` to `end`; `sent` and `taken` by the controller (None: not known); `slots` of the
+    step that it worked for."""
 
     method: str
     start: int
@@ -45,6 +46,7 @@ class Call(NamedTuple):
     sent: int | None
     taken: int | None
     pieces: tuple[Piece, ...]
+    slots: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)
@@ -99,12 +101,14 @@ def read_timeline(run_dir: Path) -> Timeline | None:
         return None
     timeline = Timeline([], [], {}, [], {})
     sent: dict[tuple[str, str], list[int]] = defaultdict(list)
+    slots: dict[tuple[str, str], list[tuple[int, ...]]] = defaultdict(list)
     taken: dict[tuple[str, str], list[int]] = defaultdict(list)
     offsets: dict[str, int] = {}
     for event in _events(run_dir / TRACE_FOLDER / f"{CONTROLLER}.jsonl"):
         match event:
-            case ["q", track, method, at]:
+            case ["q", track, method, *of_step, at]:
                 sent[track, method].append(at)
+                slots[track, method].append(tuple(of_step))
             case ["a", track, method, at]:
                 timeline.answers.append((at, track, len(taken[track, method])))
                 taken[track, method].append(at)
@@ -118,15 +122,19 @@ def read_timeline(run_dir: Path) -> Timeline | None:
                 timeline.cost_seconds[CONTROLLER] = nanoseconds / 1e9
     for file in files:
         if file.stem != CONTROLLER:
-            timeline.tracks.append(_track(file, offsets.get(file.stem, 0), sent, taken, timeline.cost_seconds))
+            orders = sent, slots, taken
+            timeline.tracks.append(_track(file, offsets.get(file.stem, 0), orders, timeline.cost_seconds))
     timeline.tracks.sort(key=lambda track: (SIDES.index(track.side), int(track.name.rpartition("-")[2])))
     return timeline
 
 
 Times = dict[tuple[str, str], list[int]]
+Orders = tuple[Times, dict[tuple[str, str], list[tuple[int, ...]]], Times]
+"""When the orders of a kind to a track were sent, their slots, and when their answers were taken."""
 
 
-def _track(file: Path, offset: int, sent: Times, taken: Times, cost_seconds: dict[str, float]) -> Track:
+def _track(file: Path, offset: int, orders: Orders, cost_seconds: dict[str, float]) -> Track:
+    sent, slots, taken = orders
     track, inner, counts = Track(file.stem), list[Piece](), defaultdict[str, int](int)
     for event in _events(file):
         match event:
@@ -139,7 +147,8 @@ def _track(file: Path, offset: int, sent: Times, taken: Times, cost_seconds: dic
                 pieces = tuple(_flat(ORDER_WORK.get(method, method), start, end, inner))
                 inner = []
                 was_sent, was_taken = _at(sent[key], number), _at(taken[key], number)
-                track.calls.append(Call(method, start, end, was_sent, was_taken, pieces))
+                of_step = slots[key][number] if number < len(slots[key]) else ()
+                track.calls.append(Call(method, start, end, was_sent, was_taken, pieces, of_step))
             case ["t", _, nanoseconds]:
                 cost_seconds[track.name] = nanoseconds / 1e9
     return track
@@ -201,6 +210,7 @@ def _chrome_events(timeline: Timeline, rows: dict[str, int]) -> Iterator[dict[st
             if call.sent is not None:
                 arrow += 1
                 start = {"name": call.method, "cat": "order", "ph": "s", "id": arrow, "pid": 0, "tid": 0}
+                start["args"] = {"slots": call.slots}
                 yield start | {"ts": call.sent / 1e3}
                 yield start | {"ph": "f", "bp": "e", "pid": row, "ts": call.start / 1e3}
 

@@ -3,7 +3,7 @@
     Spans ──▶ Trace of a rank         s  name start end       a piece of work, within an order
                                       c  method start end     an order, from first to last
     Controller ──▶ Trace of its own   s  name start end
-                                      q  track method at      an order was sent
+                                      q  track method … at    an order was sent; between, the slots that it works for
                                       a  track method at      its answer was taken
                                       m  step at              the update of a step was sent: the step ends
                                       o  track nanoseconds    a clock's distance from the controller's

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from flowtrain.cli.bench_result import FIGURES, RATE, Spread, limits, measure, ratios, summarize
-from flowtrain.cli.bench_variants import VARIANTS
+from flowtrain.cli.bench_variants import VARIANTS, overrides_of
 from flowtrain.config.loading import load_config
 from flowtrain.telemetry.losses import Breakdown
 
@@ -49,11 +49,16 @@ def test_limits_of_a_run() -> None:
     assert found["ideal"] == pytest.approx(10 / 0.6)
     assert found["split bound"] == pytest.approx(10 / 0.8) == pytest.approx(found["ideal"] * (0.4 + 0.8) / 2 / 0.8)
     assert found["LLM-only"] == pytest.approx(10 / 0.95)
+    fed = {RATE: 6.0, "mfu/gap_to_llm_only(%)": 50.0}
+    assert limits(breakdown, {RATE: 10.0}, fed)["LLM-only"] == pytest.approx(12)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_is_a_config(name: str, emoji: Path) -> None:
-    config = load_config(emoji / "emoji.yaml", (*VARIANTS[name], "data.eval=null")).config
+    config = load_config(emoji / "emoji.yaml", (*overrides_of(name, 2), "data.eval=null")).config
+    assert config.producers.copies.world_size + config.consumers.copies.world_size == (
+        {"monolithic": 4, "monolithic_dynamic": 4}.get(name, 2)
+    )
     axes = (config.placement, config.exchange, config.policy, config.packing_policy)
     flow = ("disaggregated", "pool", "flow_matching", "dynamic")
     changed = [ours for ours, theirs in zip(axes, flow, strict=True) if ours != theirs]
@@ -65,6 +70,8 @@ def test_every_variant_is_a_config(name: str, emoji: Path) -> None:
             "barrier_step": ["barrier_step", "stage_balanced", "raw_size"],
             "monolithic": ["colocated", "uniform", "arrival"],
             "monolithic_dynamic": ["colocated", "uniform"],
+            "one_process": ["colocated", "uniform"],
+            "auto": [],
             "without_pool": ["barrier_step"],
             "without_allocator": ["uniform"],
             "without_scheduler": ["arrival"],
