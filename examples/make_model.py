@@ -181,9 +181,8 @@ def make_processor(size: Size, tokenizer: PreTrainedTokenizerFast) -> Qwen3VLPro
     )
 
 
-def make_model(name: str, out: Path) -> None:
-    """Writes the folder of example `name` to `out`."""
-    size = SIZES[name]
+def make_model(size: Size, out: Path) -> None:
+    """Writes a model folder of this size to `out`."""
     tokenizer = make_tokenizer(size)
     make_config(size, tokenizer).save_pretrained(out)
     make_processor(size, tokenizer).save_pretrained(out)
@@ -197,7 +196,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, nargs="?", help="default: examples/NAME/model")
     arguments = parser.parse_args()
     out = arguments.out or EXAMPLES / arguments.name / "model"
-    make_model(arguments.name, out)
+    make_model(SIZES[arguments.name], out)
     print(f"wrote {out}")
 
 

@@ -1,0 +1,85 @@
+"""`python -m benchmarks.modes JOB --json FILE`: makes the job, runs `flowtrain bench`, says whether the ratios hold.
+
+With `--add` the rounds are put behind those that FILE holds, so that a long measurement can be made in pieces. With
+`--against FILE` the ratios are compared with those of an earlier record, and the exit code is 1 when one is more than
+`--tolerance` lower.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+from benchmarks.modes.make import JOBS, make_job
+from benchmarks.modes.record import Record, as_record, by_other, checks, joined, load_ratio, of_limit, rates
+from benchmarks.record import Check, environment, table
+
+MODES = "flow,disaggregated,barrier_step,monolithic,monolithic_dynamic,without_pool"
+TIMEOUT_SECONDS = 900
+
+
+def measure(options: argparse.Namespace) -> Record:
+    """One round of all variants."""
+    path = make_job(options.job, options.out)
+    made = options.out / f"{options.job}.json"
+    command = [sys.executable, "-m", "flowtrain.cli.main", "bench", str(path), "--modes", options.modes]
+    command += ["--rounds", "1", "--steps", str(options.steps), "--warmup", str(options.warmup), "--json", str(made)]
+    subprocess.run(command, check=True, timeout=TIMEOUT_SECONDS)
+    return as_record(options.job, json.loads(made.read_text(encoding="utf-8")), environment())
+
+
+def compared(record: Record, baseline: Record, tolerance: float) -> list[Check]:
+    """Ratios of flow, each at least that of the baseline less `tolerance`."""
+    ours, theirs = by_other(record), by_other(baseline)
+    found = [
+        Check(f"flow / {name}", round(ours[name].median, 4), ">=", round(theirs[name].median * (1 - tolerance), 4))
+        for name in ours
+        if name in theirs
+    ]
+    bound = of_limit(baseline, "split bound").median * (1 - tolerance)
+    return [
+        *found,
+        Check("flow / split bound", round(of_limit(record, "split bound").median, 4), ">=", round(bound, 4)),
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.modes")
+    parser.add_argument("job", choices=sorted(JOBS))
+    parser.add_argument("--modes", default=MODES)
+    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=6, help="of each run, warm-up included")
+    parser.add_argument("--warmup", type=int, default=2)
+    parser.add_argument("--out", type=Path, default=Path("runs/modes"), help="folder of the jobs and runs")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--add", action="store_true", help="put the rounds behind those of the file")
+    parser.add_argument("--against", type=Path, help="an earlier record")
+    parser.add_argument("--tolerance", type=float, default=0.1)
+    parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is not kept")
+    options = parser.parse_args()
+    record: Record | None = None
+    if options.add and options.json is not None and options.json.exists():
+        record = json.loads(options.json.read_text(encoding="utf-8"))
+    for _ in range(options.rounds):
+        made = measure(options)
+        record = made if record is None else joined(record, made)
+        if options.json:
+            found = [check.to_dict() for check in checks(record)]
+            options.json.write_text(json.dumps({**record, "checks": found}, indent=1) + "\n", encoding="utf-8")
+    assert record is not None, "one round at least"
+    rows = [{"mode": name, "samples/s": rate.median, "spread": rate.spread} for name, rate in rates(record).items()]
+    print(table(rows), f"load of producers / consumers: {load_ratio(record):.3f}", sep="\n\n")
+    if options.against is None:
+        wanted = checks(record)
+    else:
+        wanted = compared(record, json.loads(options.against.read_text(encoding="utf-8")), options.tolerance)
+    print(table([check.to_dict() for check in wanted]))
+    if (options.check or options.against) and not all(check.ok for check in wanted):
+        sys.exit(f"modes on {options.job}: not kept: {', '.join(check.name for check in wanted if not check.ok)}")
+
+
+if __name__ == "__main__":
+    main()

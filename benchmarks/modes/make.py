@@ -1,0 +1,79 @@
+"""Makes the jobs that modes are compared on: `python -m benchmarks.modes.make [OUT]`, default `runs/modes`.
+
+    OUT/JOB/model, OUT/JOB/JOB.yaml ──▶ flowtrain bench OUT/JOB/JOB.yaml ; python -m benchmarks.peers OUT/JOB/JOB.yaml
+
+Rows are those of the emoji example, in the order of the file and one window a step, so that every mode and every other
+trainer has the same rows in the same step. Models are of the Qwen3-VL kind; their depths and widths give the loads.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from examples.make_model import EXAMPLES, SIZES, Size, make_model
+
+CONFIG = """\
+run:
+  dir: ../runs/{name}
+  seed: 0
+model:
+  path: model
+  init: random
+data:
+  train: {rows}
+  shuffle: false
+train:
+  step: {{samples: 48}}
+  max_steps: 8
+  lr: 1e-4
+  freeze: [{freeze}]
+producers: {{num: 1, threads: 1}}
+consumers: {{num: 1, threads: 1}}
+pool: {{bytes: 64MiB}}
+packing: {{max_tokens: 768, lookahead: 1}}
+"""
+
+
+@dataclass(frozen=True)
+class Job:
+    """`loads`: device-seconds of producer and consumer modules to each other, as they are meant to be."""
+
+    size: Size
+    freeze: tuple[str, ...]
+    loads: str
+
+
+def _size(vision_layers: int, text_layers: int) -> Size:
+    return replace(
+        SIZES["emoji"], text_width=256, text_layers=text_layers, vision_width=256, vision_layers=vision_layers
+    )
+
+
+JOBS = {
+    "even-frozen": Job(_size(20, 3), ("encoder",), "1:1"),
+    "even-trainable": Job(_size(8, 6), (), "1:1"),
+    "uneven-frozen": Job(_size(3, 3), ("encoder",), "1:3"),
+}
+
+
+def make_job(name: str, out: Path) -> Path:
+    """Writes the model folder and the config of a job; returns the config's path."""
+    job, folder = JOBS[name], out / name
+    make_model(job.size, folder / "model")
+    path = folder / f"{name}.yaml"
+    rows = EXAMPLES / "emoji/data/train.jsonl"
+    path.write_text(CONFIG.format(name=name, rows=rows, freeze=", ".join(job.freeze)), encoding="utf-8")
+    return path
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.modes.make", description="Make the jobs of the modes.")
+    parser.add_argument("out", type=Path, nargs="?", default=Path("runs/modes"))
+    for name in JOBS:
+        print(f"wrote {make_job(name, parser.parse_args().out)}")
+
+
+if __name__ == "__main__":
+    main()
