@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -21,7 +21,7 @@ from flowtrain.data.stream import BLOCK_ROWS
 from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.packing.cost import SHIFT, reference_pairs
 from flowtrain.packing.measure import measure
-from flowtrain.packing.trace import Order, in_order
+from flowtrain.packing.trace import Order, endless, in_order
 from flowtrain.runtime.collector import rare_collection
 from flowtrain.sizes import read_trace
 from flowtrain.types import SampleMeta, Step
@@ -65,16 +65,6 @@ def load(trace: Trace, order: Order, seed: int) -> list[SampleMeta]:
     rows, sources = read_trace(trace.path, trace.high_resolution, pairs=reference_pairs)
     kept = [(row, source) for row, source in zip(rows, sources, strict=True) if row.tokens <= trace.strict]
     return in_order([row for row, _ in kept], [source for _, source in kept], order, seed)
-
-
-def endless(rows: Sequence[SampleMeta]) -> Iterator[SampleMeta]:
-    """The rows again and again, positions going on."""
-    yield from rows
-    position = len(rows)
-    while True:
-        for row in rows:
-            yield row._replace(position=position)
-            position += 1
 
 
 def spec_of(run: Run, rows: Sequence[SampleMeta]) -> CompositionSpec:

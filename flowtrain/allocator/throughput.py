@@ -26,6 +26,7 @@ encoder on the backbone's devices takes the images as the packs bring them (`sha
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -89,6 +90,15 @@ class Rates:
     """Of a step: gradients' reduction and optimizer."""
 
 
+class Work(NamedTuple):
+    """What packs (or encode units) hold, an entry each: rows, and FLOPs of one forward as in `ModuleLoad`."""
+
+    tokens: Floats
+    linear_flops: Floats
+    attention_flops: Floats
+    outer_flops: Floats
+
+
 def rates(load: ModuleLoad, table: CandidateTable | Candidate, node: NodeType, job: Job) -> Rates:
     """Rates of all rows of a table, or of one candidate as a table of one row."""
     c = CandidateTable.of([table]) if isinstance(table, Candidate) else table
@@ -98,8 +108,23 @@ def rates(load: ModuleLoad, table: CandidateTable | Candidate, node: NodeType, j
     slowest = np.maximum(tokens, min(load.longest_tokens, load.tokens * job.step_samples)) if waits else tokens
     stretch = slowest / tokens if load.tokens else np.ones_like(tokens)
     packs = np.maximum(1, np.ceil(slowest / (c.pack_tokens * job.fill) - 1e-9)).astype(np.int64)
-    rows = slowest / packs / c.cp
-    layers, outer = _compute(load, c, node, job, samples * stretch / packs, rows)
+    of_pack = samples * stretch / packs
+    work = Work(
+        slowest / packs, load.linear_flops * of_pack, load.attention_flops * of_pack, load.outer_flops * of_pack
+    )
+    beat = beats(load, c, node, job, work)
+    reduction, optimizer = step_end(load, c, node, beat)
+    exposed = reduction + optimizer
+    imbalance = job.imbalance if load.role is Role.CONSUMER else job.unit_imbalance
+    step = imbalance * (packs + (c.pp - 1) / c.vpp) * beat + exposed
+    rate = np.where(packs >= c.pp, job.step_samples / step, 0.0)
+    return Rates(rate, rate / _own_images(load, c, samples), packs, beat, exposed)
+
+
+def beats(load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, work: Work) -> Floats:
+    """Seconds of the slowest stage for each pack of `work`: one row a candidate, or one candidate for all packs."""
+    rows = work.tokens / c.cp
+    layers, outer = _compute(load, c, node, job, work, rows)
     layers = layers + _communication(load, c, node, job, rows)
     backward = int(load.needs_backward)
     whole = _bandwidth(c.world_size, c, node)
@@ -107,12 +132,8 @@ def rates(load: ModuleLoad, table: CandidateTable | Candidate, node: NodeType, j
     between = (1 + backward) * c.vpp * (sent / whole + node.latency_seconds)
     beat = _slowest_stage(layers, outer, c.pp, load.layers) + np.where(c.pp > 1, between, 0.0)
     gathers = _gathers(load, c, node, job)
-    beat = np.maximum(beat, gathers) + gathers / np.maximum(1.0, load.layers / c.pp)
-    exposed = _step_end(load, c, node, whole, beat)
-    imbalance = job.imbalance if load.role is Role.CONSUMER else job.unit_imbalance
-    step = imbalance * (packs + (c.pp - 1) / c.vpp) * beat + exposed
-    rate = np.where(packs >= c.pp, job.step_samples / step, 0.0)
-    return Rates(rate, rate / _own_images(load, c, samples), packs, beat, exposed)
+    slower: Floats = np.maximum(beat, gathers) + gathers / np.maximum(1.0, load.layers / c.pp)
+    return slower
 
 
 def _own_images(load: ModuleLoad, c: CandidateTable, samples: Floats) -> Floats:
@@ -133,7 +154,7 @@ def least_device_seconds(load: ModuleLoad, node: NodeType, job: Job) -> float:
 
 
 def _compute(
-    load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, samples: Floats, rows: Floats
+    load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, work: Work, rows: Floats
 ) -> tuple[Floats, Floats]:
     """Seconds of a pack in all layers, and outside of them, on the devices of one stage."""
     again = np.array([0.0, SELECTIVE_PASSES, 1.0])[c.recompute] * load.needs_backward
@@ -141,11 +162,9 @@ def _compute(
     product = node.efficiency.gemm * speed
     if load.tokens:
         product = product * rows / (rows + node.efficiency.half_rows)
-    layers = (load.linear_passes + again) * load.linear_flops * samples / product
-    layers = layers + (load.attention_passes + again) * load.attention_flops * samples / (
-        node.efficiency.attention * speed
-    )
-    return layers, load.linear_passes * load.outer_flops * samples / product
+    layers = (load.linear_passes + again) * work.linear_flops / product
+    layers = layers + (load.attention_passes + again) * work.attention_flops / (node.efficiency.attention * speed)
+    return layers, load.linear_passes * work.outer_flops / product
 
 
 def _communication(load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, rows: Floats) -> Floats:
@@ -178,16 +197,15 @@ def _gathers(load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job) -> F
     return seconds
 
 
-def _step_end(load: ModuleLoad, c: CandidateTable, node: NodeType, whole: Floats, beat: Floats) -> Floats:
-    """Seconds of a step in which replicas reduce gradients, beyond one backward, and the optimizer runs."""
+def step_end(load: ModuleLoad, c: CandidateTable, node: NodeType, beat: Floats) -> tuple[Floats, Floats]:
+    """Seconds of a step in which replicas reduce gradients, beyond one backward, and in which the optimizer runs."""
     if not load.trains:
-        return np.zeros_like(beat)
+        return np.zeros_like(beat), np.zeros_like(beat)
     own = load.trained_parameters / (c.tp * c.pp * c.shard_degree)
-    r = c.dp_replicate
+    r, whole = c.dp_replicate, _bandwidth(c.world_size, c, node)
     reduction = np.where(r > 1, 2 * (r - 1) / r * own * GRADIENT_BYTES / whole + node.latency_seconds, 0.0)
-    return np.maximum(0.0, reduction - SYNC_OVERLAP * beat) + own * OPTIMIZER_BYTES / (
-        node.memory_bandwidth * c.threads
-    )
+    optimizer = own * OPTIMIZER_BYTES / (node.memory_bandwidth * c.threads)
+    return np.maximum(0.0, reduction - SYNC_OVERLAP * beat), optimizer
 
 
 def _bandwidth(span: Integers, c: CandidateTable, node: NodeType) -> Floats:

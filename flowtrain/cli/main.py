@@ -18,6 +18,7 @@ from flowtrain.cli.options import Debug
 SUBCOMMANDS = (
     "flowtrain.cli.launch",
     "flowtrain.cli.plan",
+    "flowtrain.cli.simulate",
     "flowtrain.cli.config",
     "flowtrain.cli.data",
     "flowtrain.cli.packing",

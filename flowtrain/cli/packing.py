@@ -257,19 +257,10 @@ def _within(rows: Sequence[SampleMeta], cap: int) -> tuple[list[SampleMeta], tup
 
 def compose(subject: Subject, policy: str, num_steps: int) -> list[Step]:
     """The first steps of the rows by this policy."""
-    from flowtrain.packing import Composer
+    from flowtrain.packing.trace import composed_steps
 
-    composer = Composer(replace(subject.spec, policy=policy), subject.cost)
-    waiting = iter(subject.rows)
-    steps: list[Step] = []
-    while len(steps) < num_steps:
-        while (wanted := composer.wants()) > 0 and (rows := list(islice(waiting, wanted))):
-            composer.add(rows)
-        step = composer.next()
-        if step is None:
-            break
-        steps.append(step)
-    return steps
+    spec = replace(subject.spec, policy=policy)
+    return list(islice(composed_steps(spec, subject.cost, subject.rows), num_steps))
 
 
 def _figures(steps: list[Step], subject: Subject, policy: str) -> Found:

@@ -16,14 +16,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowtrain.cli.options import Debug, JsonFile, Overrides
-from flowtrain.errors import ConfigError, PlanError
+from flowtrain.errors import ConfigError
 
 if TYPE_CHECKING:
-    from flowtrain.allocator.hardware import Cluster
     from flowtrain.allocator.problem import Question
     from flowtrain.allocator.report import Report
-    from flowtrain.allocator.stats import DataStats
-    from flowtrain.config.schema import Config
 
 DEFAULT_DEVICE = "h100"
 
@@ -75,10 +72,11 @@ def plan(
     """Find the best plan for a cluster that need not be here, and say what to expect and why it is that one."""
     import json
 
+    from flowtrain.cli.question import cluster_of, placements_of, question_for, read_config
     from flowtrain.cli.rundir import writing
     from flowtrain.telemetry.files import write_atomic
 
-    config = None if source.is_dir() else _config(source, overrides)
+    config = None if source.is_dir() else read_config(source, overrides)
     if config is not None and (freeze or step_samples or pack_tokens):
         raise ConfigError("--freeze, --step-samples and --pack-tokens are for a model folder: use --set with a config")
     if config is None and overrides:
@@ -92,92 +90,15 @@ def plan(
         return
     if config is not None and not device:
         raise ConfigError("say which devices to plan for, such as --device h100 or --profile for this machine")
-    cluster = _cluster(device or [DEFAULT_DEVICE], nodes, devices_per_node)
-    question, notes = _question(config, source, data, cluster, freeze or [], step_samples, pack_tokens)
-    question = replace(question, dtype=dtype or question.dtype, placements=_placements(placement, question))
+    cluster = cluster_of(device or [DEFAULT_DEVICE], nodes, devices_per_node)
+    question, notes = question_for(config, source, data, cluster, freeze or [], step_samples, pack_tokens)
+    question = replace(question, dtype=dtype or question.dtype, placements=placements_of(placement, question))
     report = _report(question, policy or (config.policy if config else "flow_matching"), source, notes)
     typer.echo(report.text())
     for file, text in ((json_file, json.dumps(report.to_dict(), indent=2) + "\n"), (out, _plan_text(report))):
         if file is not None:
             with writing(file):
                 write_atomic(file, text)
-
-
-def _config(source: Path, overrides: list[str] | None) -> Config:
-    from flowtrain.config.loading import load_config
-
-    return load_config(source, overrides or ()).config
-
-
-def _cluster(names: list[str], nodes: int | None, devices_per_node: int | None) -> Cluster:
-    from flowtrain.allocator.hardware import NodePool, node_type
-
-    pools = []
-    for text in names:
-        name, _, count = text.partition(":")
-        if count and not (count.isdigit() and int(count)):
-            raise ConfigError(f"--device {text}: after the colon stands the number of nodes, such as h100:4")
-        try:
-            node = node_type(name)
-        except PlanError as error:
-            raise ConfigError(f"--device {text}: {error}") from None
-        if devices_per_node is not None:
-            node = replace(node, devices=devices_per_node)
-        pools.append(NodePool(node, int(count) if count else nodes or 1))
-    return tuple(pools)
-
-
-def _question(
-    config: Config | None,
-    source: Path,
-    data: Path | None,
-    cluster: Cluster,
-    freeze: list[str],
-    step_samples: int | None,
-    pack_tokens: list[int] | None,
-) -> tuple[Question, list[str]]:
-    from flowtrain.allocator.problem import DEFAULT_PACK_TOKENS, Question, question_of
-    from flowtrain.shapes import read_shape
-    from flowtrain.types import Module
-
-    shape = read_shape(config.model.path if config else source)
-    audio = any(encoder.modality == "audio" for encoder in shape.encoders)
-    most = config.packing.max_tokens if config else max(pack_tokens or DEFAULT_PACK_TOKENS)
-    stats, notes = _stats(config, data, most, audio)
-    if shape.generic:
-        notes.append(f"the family {shape.family!r} is read by the names that configs share: sizes are estimates")
-    if config is not None:
-        return question_of(config, shape, stats, cluster), notes
-    modules = {module.value for module in Module}
-    if unknown := [name for name in freeze if name not in modules]:
-        raise ConfigError(f"--freeze {unknown[0]}: choose among {', '.join(sorted(modules))}")
-    question = Question(
-        shape, stats, frozenset(map(Module, freeze)), cluster, step_samples=step_samples,
-        pack_tokens=tuple(sorted(set(pack_tokens or DEFAULT_PACK_TOKENS))),
-    )  # fmt: skip
-    return question, notes
-
-
-def _stats(config: Config | None, data: Path | None, most: int, audio: bool) -> tuple[DataStats, list[str]]:
-    from flowtrain.allocator.stats import assumed_stats, known_stats, read_stats
-
-    stats = read_stats(data) if data is not None else known_stats(config.data.train) if config else None
-    if stats is not None:
-        return stats, [stats.summary()]
-    stats = assumed_stats(most, audio)
-    return stats, [f"{stats.summary()} (give --data, or run `flowtrain data scan`)"]
-
-
-def _placements(placement: str | None, question: Question) -> frozenset[str]:
-    from flowtrain.allocator.solve import ANYWHERE
-
-    if placement is None:
-        return question.placements
-    if placement == "auto":
-        return ANYWHERE
-    if placement not in ("colocated", "disaggregated"):
-        raise ConfigError(f"--placement {placement}: choose auto, colocated or disaggregated")
-    return frozenset({placement})
 
 
 def _report(question: Question, policy: str, source: Path, notes: list[str]) -> Report:

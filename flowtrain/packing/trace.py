@@ -1,12 +1,16 @@
-"""The order in which rows of a trace are composed: what benchmarks and `flowtrain packing` do with its sizes."""
+"""Rows of a trace become steps: what benchmarks, `flowtrain packing` and the simulator do with its sizes (pure)."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Literal
 
-from flowtrain.types import SampleMeta
+from flowtrain.packing.compose import Composer
+from flowtrain.packing.cost import CostModel
+from flowtrain.packing.spec import CompositionSpec
+from flowtrain.types import SampleMeta, Step
 
 BLOCK_ROWS = 2000
 """Rows of one source in a row, in blocked order."""
@@ -26,3 +30,28 @@ def in_order(rows: Sequence[SampleMeta], sources: Sequence[str], order: Order, s
         chance.shuffle(blocks)
         numbers = [number for block in blocks for number in block]
     return [rows[number]._replace(position=position) for position, number in enumerate(numbers)]
+
+
+def endless(rows: Sequence[SampleMeta]) -> Iterator[SampleMeta]:
+    """The rows again and again, positions going on."""
+    yield from rows
+    position = len(rows)
+    while True:
+        for row in rows:
+            yield row._replace(position=position)
+            position += 1
+
+
+def composed_steps(spec: CompositionSpec, cost: CostModel, rows: Iterable[SampleMeta]) -> Iterator[Step]:
+    """The steps of these rows; rows that no pack can hold are left out."""
+    composer, waiting = Composer(spec, cost), iter(rows)
+    while True:
+        while (wanted := composer.wants()) > 0:
+            drawn = list(islice(waiting, wanted))
+            composer.add(drawn)
+            if not drawn:
+                composer.end()
+        step = composer.next()
+        if step is None:
+            return
+        yield step

@@ -202,6 +202,10 @@ class Directory:
     def capacity(self) -> int:
         return sum(space.arena.capacity for space in self._spaces.values())
 
+    def addresses(self, unit: UnitId) -> tuple[Address, ...]:
+        """Where the owner will find each block of a unit that is reserved."""
+        return self._units[unit]
+
     def state(self, address: Address) -> Lease:
         """The state of a block that is reserved and not released."""
         return self._blocks[address].state

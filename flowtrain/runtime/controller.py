@@ -8,7 +8,7 @@
 
 | event | what follows |
 |---|---|
-| `read` | rows to the composer; steps are composed up to `COMPOSE_AHEAD` before they run |
+| `read` | rows to the composer; steps are composed ahead of those that run (`ahead.py`) |
 | `encode`, `train`, `backward` | `Flow` frees, leases and sends what became possible |
 | last `reduce` of a step | one norm, one factor, `UpdateOrder` to every rank that trains, a `save` behind it if due |
 | last `update` (and evaluation) of a step | its record is written, then its checkpoint is completed |
@@ -29,6 +29,7 @@ from typing import Any
 from flowtrain.config.schema import Config
 from flowtrain.errors import DataError, FlowTrainError, LostProcessError
 from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, ReduceOrder
+from flowtrain.runtime.ahead import may_compose
 from flowtrain.runtime.checkpoints import CheckpointWriter
 from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs
@@ -45,12 +46,6 @@ from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.step_end import StepEnd
 from flowtrain.types import Phase, Role, Step
 from flowtrain.update.schedule import learning_rates
-
-COMPOSE_AHEAD = 3
-"""Steps composed before the current one is done, so that readers and composition are never waited for."""
-
-RUN_AHEAD = 64
-"""The same with a frozen encoder whose producers have nothing to do: they run ahead as far as the pool has room."""
 
 POLL_SECONDS = 1.0
 
@@ -240,7 +235,7 @@ class Controller:
 
     def _compose(self) -> None:
         """Append steps, and the evaluation passes due between them, to the order of need."""
-        while self._last_step is None and self._may_compose():
+        while self._last_step is None and may_compose(self.flow, self._composed):
             if self._eval_due is not None:
                 if self.eval_rows is None or not self.eval_rows.ready:
                     return
@@ -276,11 +271,6 @@ class Controller:
             if (choice := self.costs.to_log(index)) is not None:
                 self.ledger.cost_changed(index, choice, self.costs.fitted)
         return step
-
-    def _may_compose(self) -> bool:
-        ahead = self._composed - self.flow.version
-        idle = not self.flow.trainable_encoder and not self.flow.units_waiting
-        return ahead < (RUN_AHEAD if idle else COMPOSE_AHEAD)
 
     def _add(self, step: Step) -> None:
         key = (step.phase, step.index)

@@ -1,0 +1,264 @@
+"""`flowtrain simulate`: a run on devices that need not be here, played event by event.
+
+    CONFIG | MODEL_DIR ─▶ the mode's policy ─▶ plan ┐
+    PLAN (of `flowtrain plan --out`) ───────────────┴─▶ Simulation over rows of --trace ─▶ table, picture, --json
+
+Nothing is trained; neither torch nor Ray is loaded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from flowtrain.cli.options import Debug, JsonFile, Overrides
+from flowtrain.errors import ConfigError, DataError
+
+if TYPE_CHECKING:
+    from flowtrain.allocator.problem import Question
+    from flowtrain.simulator import Disturbances, Outcome
+    from flowtrain.simulator.planned import Options, Planned
+    from flowtrain.types import SampleMeta
+
+PICTURE_RANKS = 8
+PICTURE_STEPS = 3
+VARIANTS = ("half as many images", "half as many again", "jitter 0.1", "jitter 0.3", "three failures", "ten failures")
+"""What `--sensitivity` plays beside the run itself, on the same plan."""
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is played: rows in the run's order, the plan as a simulation, and what to say of them."""
+
+    name: str
+    layouts: str
+    planned: Planned
+    rows: Sequence[SampleMeta]
+    disturbances: Disturbances
+
+
+def register(app: typer.Typer) -> None:
+    app.command("simulate", short_help="Play a run on devices that need not be here.")(simulate)
+
+
+def simulate(
+    source: Annotated[
+        Path, typer.Argument(metavar="CONFIG|MODEL_DIR|PLAN", help="A run's YAML, a model folder, or a plan file.")
+    ],
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="FILE", help="Row sizes: a scan or a trace; default: the scan.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes.")] = None,
+    devices_per_node: Annotated[
+        int | None, typer.Option("--devices-per-node", min=1, help="Devices of a node; default: the device's usual.")
+    ] = None,
+    device: Annotated[
+        list[str] | None, typer.Option("--device", metavar="NAME[:NODES]", help="As for `flowtrain plan`.")
+    ] = None,
+    mode: Annotated[
+        str | None, typer.Option("--mode", help="flow, disaggregated or monolithic; default: the config's, or flow.")
+    ] = None,
+    exchange: Annotated[str | None, typer.Option("--exchange", help="pool, barrier_pipeline or barrier_step.")] = None,
+    policy: Annotated[str | None, typer.Option("--policy", metavar="NAME", help="Who divides the devices.")] = None,
+    composition: Annotated[str | None, typer.Option("--packing", metavar="NAME", help="Packing policy.")] = None,
+    placement: Annotated[str | None, typer.Option("--placement", help="auto, colocated or disaggregated.")] = None,
+    freeze: Annotated[
+        list[str] | None, typer.Option("--freeze", metavar="MODULE", help="encoder, projector, backbone (MODEL_DIR).")
+    ] = None,
+    step_samples: Annotated[
+        int | None, typer.Option("--step-samples", min=1, help="Samples of a step (MODEL_DIR).")
+    ] = None,
+    pack_tokens: Annotated[
+        list[int] | None, typer.Option("--pack-tokens", min=1, help="Most tokens of a pack, choices (MODEL_DIR).")
+    ] = None,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to play.")] = 20,
+    segment_bytes: Annotated[
+        int | None, typer.Option("--segment-bytes", min=1, help="Pool bytes of a producer; default: what launch asks.")
+    ] = None,
+    jitter: Annotated[float, typer.Option("--jitter", min=0, help="Spread of all seconds (log-normal).")] = 0.0,
+    stragglers: Annotated[float, typer.Option("--stragglers", min=0, max=1, help="Share of slow ranks.")] = 0.0,
+    slowdown: Annotated[float, typer.Option("--slowdown", min=1, help="How much longer slow ranks take.")] = 1.5,
+    device_hours: Annotated[
+        float | None, typer.Option("--device-hours", min=1e-6, help="Mean hours between failures of a device.")
+    ] = None,
+    restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From failure to start.")] = 120.0,
+    save_every: Annotated[int | None, typer.Option("--save-every", min=1, help="Steps between checkpoints.")] = None,
+    save_seconds: Annotated[float, typer.Option("--save-seconds", min=0, help="For which a checkpoint stops.")] = 10.0,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the order of rows and of all that is drawn.")] = 0,
+    sensitivity: Annotated[
+        bool, typer.Option("--sensitivity", help="Also play it with other images, jitter, failures.")
+    ] = False,
+    overrides: Overrides = None,
+    picture: Annotated[Path | None, typer.Option("--picture", metavar="FILE.png", help="Write the timeline.")] = None,
+    json_file: JsonFile = None,
+    debug: Debug = False,
+) -> None:
+    """Play a run on devices that need not be here: throughput, MFU, who waits for whom, and a timeline."""
+    from flowtrain.cli.simulate_report import print_outcome, show_timeline, write_json, write_timeline
+    from flowtrain.simulator import Disturbances
+    from flowtrain.simulator.planned import Options
+
+    axes = {"mode": mode, "exchange": exchange, "policy": policy, "composition": composition, "placement": placement}
+    options = Options(segment_bytes=segment_bytes, save_every=save_every, save_seconds=save_seconds)
+    disturbances = Disturbances(jitter, stragglers, slowdown, device_hours, restart_seconds, seed)
+    devices = (device, nodes, devices_per_node)
+    subject = _subject(
+        source, trace, devices, axes, (freeze or [], step_samples, pack_tokens), overrides, options, disturbances
+    )
+    outcome = play(subject, steps)
+    effects = dict(_effects(subject, outcome)) if sensitivity else {}
+    print_outcome(subject, outcome, effects)
+    show_timeline(outcome)
+    if picture is not None:
+        write_timeline(picture, outcome, subject.name)
+        typer.echo(f"picture: {picture}")
+    if json_file is not None:
+        write_json(json_file, subject, outcome, effects)
+
+
+def play(subject: Subject, num_steps: int) -> Outcome:
+    """The outcome; a line of progress on a terminal."""
+    import sys
+
+    from flowtrain.simulator import Simulation
+    from flowtrain.simulator.simulation import Shown
+
+    planned = subject.planned
+    shown = Shown(PICTURE_RANKS, PICTURE_STEPS)
+    run = Simulation(planned.system, planned.timing, planned.steps(subject.rows), subject.disturbances, shown)
+    tell = sys.stderr.isatty()
+    for step in run.play(num_steps):
+        if tell:
+            print(f"\rstep {step} of {num_steps}", end="", file=sys.stderr, flush=True)
+    if tell:
+        print("\r" + " " * 40 + "\r", end="", file=sys.stderr, flush=True)
+    return run.outcome()
+
+
+def _effects(subject: Subject, outcome: Outcome) -> Iterator[tuple[str, float]]:
+    """Percent of samples/s gained by each of `VARIANTS`; failures are as many as are expected within the run."""
+    from flowtrain.simulator.disturbances import HOUR
+    from flowtrain.simulator.planned import with_images
+
+    before = outcome.figures()["samples_per_second"]
+    hours = outcome.seconds * subject.planned.system.num_devices / HOUR
+    calm = subject.disturbances
+    changes: dict[str, dict[str, Any]] = {
+        "half as many images": {"rows": with_images(subject.rows, 0.5)},
+        "half as many again": {"rows": with_images(subject.rows, 1.5)},
+        "jitter 0.1": {"disturbances": replace(calm, jitter=0.1)},
+        "jitter 0.3": {"disturbances": replace(calm, jitter=0.3)},
+        "three failures": {"disturbances": replace(calm, device_hours=hours / 3)},
+        "ten failures": {"disturbances": replace(calm, device_hours=hours / 10)},
+    }
+    assert tuple(changes) == VARIANTS
+    for name, change in changes.items():
+        found = play(replace(subject, **change), len(outcome.steps))
+        yield name, 100.0 * (found.figures()["samples_per_second"] / before - 1.0)
+
+
+# --- what is played ---------------------------------------------------------------------------------------------------
+
+
+def _subject(
+    source: Path,
+    trace: Path | None,
+    devices: tuple[list[str] | None, int | None, int | None],
+    axes: dict[str, str | None],
+    folder: tuple[list[str], int | None, list[int] | None],
+    overrides: list[str] | None,
+    options: Options,
+    disturbances: Disturbances,
+) -> Subject:
+    from flowtrain.allocator.candidates import WHOLE
+    from flowtrain.allocator.footprint import device_bytes
+    from flowtrain.allocator.policies import POLICIES
+    from flowtrain.allocator.refuse import refusal
+    from flowtrain.cli.plan import DEFAULT_DEVICE
+    from flowtrain.cli.question import cluster_of, placements_of, question_for, read_config
+    from flowtrain.cli.simulate_plan import plan_in, planned_choices
+    from flowtrain.config.modes import MODES
+    from flowtrain.plan import layout_text
+    from flowtrain.simulator.planned import planned
+
+    written = plan_in(source)
+    origin = source if written is None else written.model
+    config = None if origin.is_dir() else read_config(origin, overrides)
+    freeze, step_samples, pack_tokens = folder
+    if config is not None and (freeze or step_samples or pack_tokens):
+        raise ConfigError("--freeze, --step-samples and --pack-tokens are for a model folder: use --set with a config")
+    names, nodes, per_node = devices
+    if written is not None:
+        if names or nodes or per_node or axes["policy"] or axes["placement"]:
+            raise ConfigError("the devices are those of the plan: leave out --device, --nodes, --policy, --placement")
+        names, per_node = written.devices, None
+        step_samples = step_samples or (None if config else written.step_samples)
+    cluster = cluster_of(names or [DEFAULT_DEVICE], nodes, per_node)
+    sizes = trace or _scan(config)
+    question, _ = question_for(config, origin, sizes, cluster, freeze, step_samples, pack_tokens)
+    name = axes["mode"] or (config.mode if config else "flow")
+    if name not in MODES:
+        raise ConfigError(f"--mode {name}: choose among {', '.join(MODES)}")
+    mode = MODES[name]
+    placement = axes["placement"] or (mode.placement if axes["mode"] or config is None else None)
+    question = replace(question, placements=placements_of(placement, question))
+    exchange, composition = axes["exchange"] or mode.exchange, axes["composition"] or mode.composition
+    _check_names(exchange, composition)
+    options = replace(options, exchange=exchange, composition=composition)
+    problem = question.problem()
+    policy = axes["policy"] or mode.allocation
+    if policy not in POLICIES:
+        raise ConfigError(f"--policy {policy}: choose among {', '.join(POLICIES)}")
+    if written is not None:
+        choices = planned_choices(written, problem)
+    else:
+        found = POLICIES[policy](problem, device_bytes, WHOLE)
+        if found is None:
+            raise refusal(problem, device_bytes, WHOLE)
+        choices = list(found.choices)
+    made = planned(question, problem.job, choices, options)
+    layouts = ", ".join(f"{choice.load.name} {layout_text(choice.candidate.layout)}" for choice in choices)
+    there = " + ".join(f"{pool.num_nodes} x {pool.node.devices} {pool.node.name}" for pool in cluster)
+    rows = _rows(sizes, disturbances.seed, question)
+    return Subject(f"{origin.name or origin} on {there}, {name}", layouts, made, rows, disturbances)
+
+
+def _scan(config: Any) -> Path:
+    """The sizes that a scan has written beside the config's rows."""
+    from flowtrain.sizes import sizes_file
+
+    found = sizes_file(config.data.train) if config is not None else None
+    if found is None or not found.is_file():
+        raise ConfigError("there are no sizes of rows: give --trace FILE, or run `flowtrain data scan` on the config")
+    return found
+
+
+def _rows(sizes: Path, seed: int, question: Question) -> list[SampleMeta]:
+    """Rows in a seeded order; those of a trace have the patches that the model would have for their tokens."""
+    from flowtrain.allocator.stats import TRAINED_SHARE
+    from flowtrain.packing.trace import in_order
+    from flowtrain.simulator.planned import with_patches
+    from flowtrain.sizes import read_sizes, read_trace
+
+    if sizes.suffix == ".parquet":
+        found, sources = read_trace(sizes, trained_share=TRAINED_SHARE)
+        found = with_patches(found, question.shape)
+    else:
+        found = [row for row in read_sizes(sizes) if row is not None]
+        sources = [""] * len(found)
+    if not found:
+        raise DataError(f"{sizes} has no row with sizes: give what `flowtrain data scan` writes, or a trace")
+    return in_order(found, sources, "random", seed)
+
+
+def _check_names(exchange: str, composition: str) -> None:
+    from flowtrain.packing import POLICIES
+    from flowtrain.runtime.exchange import EXCHANGES
+
+    for option, name, known in (("--exchange", exchange, EXCHANGES), ("--packing", composition, POLICIES)):
+        if name not in known:
+            raise ConfigError(f"{option} {name}: choose among {', '.join(known)}")

@@ -1,0 +1,188 @@
+"""A plan on devices becomes what is simulated: system, rules of composition, costs, seconds (pure).
+
+    Question, chosen modules ─┬─▶ System            ranks, lock-step groups, segments of the pool
+    Axes, Rest ───────────────┼─▶ CompositionSpec   step, packs, units
+                              └─▶ CostModel, DeviceTiming
+
+A segment of the pool that is not given has the bytes that launch would ask for: a slot of full packs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from flowtrain.allocator.problem import Question
+from flowtrain.allocator.room import BLOCK_HEADER_BYTES, gaps
+from flowtrain.allocator.solve import Choice
+from flowtrain.allocator.throughput import Job
+from flowtrain.errors import PlanError
+from flowtrain.packing import CompositionSpec, CostModel, sync_of
+from flowtrain.packing.trace import composed_steps, endless
+from flowtrain.pool.block import block_bytes
+from flowtrain.runtime.exchange import EXCHANGES
+from flowtrain.shapes import EncoderShape, ModelShape, payload_bytes
+from flowtrain.simulator.device_timing import DeviceTiming
+from flowtrain.simulator.system import Control, System
+from flowtrain.types import Cut, Module, SampleMeta, Step
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a plan leaves open: axes of the mode, look-ahead, the pool, checkpoints, the controller."""
+
+    exchange: str = "pool"
+    composition: str = "dynamic"
+    lookahead: int = 3
+    segment_bytes: int | None = None
+    save_every: int | None = None
+    save_seconds: float = 0.0
+    control: Control = field(default_factory=Control)
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """All that a simulation takes. `peak_flops`: of a mean device of the plan."""
+
+    system: System
+    spec: CompositionSpec
+    cost: CostModel
+    timing: DeviceTiming
+    peak_flops: float
+    notes: tuple[str, ...] = ()
+
+    def steps(self, rows: Sequence[SampleMeta]) -> Iterator[Step]:
+        """Composed from these rows, over and over; a row that no pack can hold is left out."""
+        kept = [row for row in rows if row.tokens <= self.spec.max_tokens]
+        if not kept:
+            raise PlanError(f"every row is longer than the {self.spec.max_tokens} tokens of a pack: plan larger packs")
+        numbered = [row._replace(position=place) for place, row in enumerate(kept)]
+        return composed_steps(replace(self.spec, num_rows=len(kept)), self.cost, endless(numbered))
+
+
+def cut_of(frozen: frozenset[Module]) -> Cut:
+    """Where the model is cut (contract C4)."""
+    before = Module.ENCODER in frozen and Module.PROJECTOR not in frozen
+    return Cut.BEFORE_PROJECTOR if before else Cut.AFTER_PROJECTOR
+
+
+def planned(question: Question, job: Job, choices: Sequence[Choice], options: Options) -> Planned:
+    """The simulation of these modules on the question's cluster.
+
+    Raises:
+        PlanError: the pool is too small, nothing trains, or the plan has more than one encoder.
+    """
+    shape, frozen, cluster = question.shape, question.frozen, question.cluster
+    cut = cut_of(frozen)
+    timing = DeviceTiming.of_choices(choices, cluster, job, shape, cut)
+    backbone = timing.backbone.choice
+    encoder = timing.encoder.choice if timing.encoder is not None else None
+    candidate = backbone.candidate
+    consumers = candidate.replicas
+    colocated = encoder is None or encoder.group == backbone.group
+    producers = consumers if colocated or encoder is None else encoder.candidate.replicas
+    shards = 1 if colocated or encoder is None else encoder.candidate.dp_shard
+    roles = frozenset(choice.load.role for choice in choices if choice.load.trains)
+    if not roles:
+        raise PlanError("train.freeze leaves nothing to train: a simulation is one of training; unfreeze a module")
+    trainable = encoder is not None and encoder.load.gradient_returns
+
+    features = shape.features(cut)
+
+    def size(tokens: int, patches: int) -> int:
+        return payload_bytes(features, job.dtype, tokens, patches)
+
+    most = candidate.pack_tokens
+    patches = most * shape.projector.patches_per_token
+    largest = BLOCK_HEADER_BYTES + payload_bytes(features, job.dtype, most, patches)
+    packs = backbone.packs + 2 if EXCHANGES[options.exchange].whole_steps else 1
+    wanted = _segment_bytes(consumers * packs, largest)
+    segment = options.segment_bytes or wanted
+    if segment < wanted:
+        raise PlanError(
+            f"a segment of the pool has {segment} bytes and {consumers * packs} packs with one full row of {most} "
+            f"tokens each need {wanted}: give more pool bytes, or fewer tokens a pack"
+        )
+    room = min(producers, max(pool.node.devices for pool in cluster)) * segment
+    notes = [f"pool: {segment / 2**30:.3g} GiB for each producer, {room / 2**30:.3g} GiB a node of producers"]
+    devices = _devices(choices)
+    system = System(
+        num_producers=producers,
+        num_consumers=consumers,
+        num_devices=sum(count for count, _ in devices),
+        segment_bytes=segment,
+        payload_bytes=lambda sample: size(sample.vision_tokens, sample.patches),
+        trainable_encoder=trainable,
+        reduced_roles=roles,
+        exchange=EXCHANGES[options.exchange],
+        consumer_group=candidate.dp_shard,
+        producer_group=shards,
+        colocated=colocated,
+        control=options.control,
+        save_every=options.save_every,
+        save_seconds=options.save_seconds,
+    )
+    spec = CompositionSpec(
+        num_rows=1,
+        step_samples=job.step_samples,
+        step_packs=None,
+        policy=options.composition,
+        max_tokens=most,
+        lookahead=options.lookahead,
+        num_consumers=consumers,
+        num_producers=producers,
+        producer_shards=shards,
+        trainable_encoder=trainable,
+        max_unit_patches=job.unit_patches[0],
+        max_pack_vision_bytes=(segment - gaps(segment) * largest) // consumers,
+        horizon=None,
+        block_bytes=lambda tokens, patches: block_bytes(size(tokens, patches)),
+        sync=sync_of(candidate.layout),
+    )
+    peak = sum(count * cluster[pool].node.peak(job.dtype) for count, pool in devices) / system.num_devices
+    return Planned(system, spec, CostModel.from_shape(shape, frozen, cut), timing, peak, tuple(notes))
+
+
+def _segment_bytes(packs: int, largest: int) -> int:
+    """The least segment that holds so many packs of one full row each, wherever its ring stands."""
+    segment = (packs + 1) * largest
+    while (needed := (packs + gaps(segment)) * largest) > segment:
+        segment = needed
+    return segment
+
+
+def _devices(choices: Sequence[Choice]) -> list[tuple[int, int]]:
+    """Devices and node type of each group of modules; modules of a group share theirs."""
+    groups = {choice.group: (choice.candidate.devices, choice.pool) for choice in choices}
+    return list(groups.values())
+
+
+def with_patches(rows: Sequence[SampleMeta], shape: ModelShape) -> list[SampleMeta]:
+    """Rows of a trace, whose images are known in tokens, with the patches that this model has for them."""
+    vision, per_token = shape.vision, shape.projector.patches_per_token
+    return [with_images_of(row, [_image(image, per_token * image.tokens, vision) for image in row.images]) for row in rows]
+
+
+def _image(image: ImageMeta, patches: int, vision: EncoderShape) -> ImageMeta:
+    return image._replace(patches=patches, patch_pairs=int(vision.attended_pairs(patches)))
+
+
+def with_images_of(row: SampleMeta, images: Sequence[ImageMeta]) -> SampleMeta:
+    """The row with other images."""
+    counts = row.text_tokens, sum(image.tokens for image in images), row.trained_tokens
+    return SampleMeta.of(row.position, row.row, row.id, *counts, tuple(images), row.block, row.place)
+
+
+def with_images(rows: Sequence[SampleMeta], factor: float) -> list[SampleMeta]:
+    """`factor` times as many images: each row's are repeated, or left out, so that the tokens so far come nearest."""
+    found = []
+    wanted = taken = 0.0
+    for row in rows:
+        images: list[ImageMeta] = []
+        for image in row.images:
+            wanted += factor * image.tokens
+            times = max(0, round((wanted - taken) / image.tokens)) if image.tokens else 0
+            taken += times * image.tokens
+            images += times * [image]
+        found.append(with_images_of(row, images))
+    return found
