@@ -86,6 +86,7 @@ def simulate(
         float | None, typer.Option("--device-hours", min=1e-6, help="Mean hours between failures of a device.")
     ] = None,
     restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From failure to start.")] = 120.0,
+    dtype: Annotated[str | None, typer.Option("--dtype", help="Compute dtype; default: the config's, or bf16.")] = None,
     save_every: Annotated[int | None, typer.Option("--save-every", min=1, help="Steps between checkpoints.")] = None,
     save_seconds: Annotated[float, typer.Option("--save-seconds", min=0, help="For which a checkpoint stops.")] = 10.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the order of rows and of all that is drawn.")] = 0,
@@ -103,6 +104,7 @@ def simulate(
     from flowtrain.simulator.planned import Options
 
     axes = {"mode": mode, "exchange": exchange, "policy": policy, "composition": composition, "placement": placement}
+    axes["dtype"] = dtype
     options = Options(segment_bytes=segment_bytes, save_every=save_every, save_seconds=save_seconds)
     disturbances = Disturbances(jitter, stragglers, slowdown, device_hours, restart_seconds, seed)
     devices = (device, nodes, devices_per_node)
@@ -205,7 +207,8 @@ def _subject(
         raise ConfigError(f"--mode {name}: choose among {', '.join(MODES)}")
     mode = MODES[name]
     placement = axes["placement"] or (mode.placement if axes["mode"] or config is None else None)
-    question = replace(question, placements=placements_of(placement, question))
+    dtype = axes["dtype"] or question.dtype
+    question = replace(question, dtype=dtype, placements=placements_of(placement, question))
     exchange, composition = axes["exchange"] or mode.exchange, axes["composition"] or mode.composition
     _check_names(exchange, composition)
     options = replace(options, exchange=exchange, composition=composition)

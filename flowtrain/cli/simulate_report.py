@@ -31,6 +31,7 @@ PERCENTS = {
     "starvation_percent": "consumers starved",
     "lock_step_percent": "consumers waiting within a slot",
     "reduce_wait_percent": "consumers waiting for the reduction",
+    "update_wait_percent": "consumers waiting for the update",
     "producer_busy_percent": "producers at work",
     "stall_percent": "producers stalled",
     "control_percent": "controller busy",

@@ -30,7 +30,7 @@ class StepRecord:
     Attributes:
         end: when the last rank had updated.
         starvation: consumers had nothing to run; `stall` the same of producers; `lock_step`: consumers waited for one
-            another within a slot, `reduce_wait` for the reduction.
+            another within a slot, `reduce_wait` for the reduction, `update_wait` for the last backwards and the update.
         consumer_seconds, producer_seconds: at work on packs and units.
         imbalance: largest over mean seconds on packs of a consumer.
     """
@@ -45,6 +45,7 @@ class StepRecord:
     stall: float = 0.0
     lock_step: float = 0.0
     reduce_wait: float = 0.0
+    update_wait: float = 0.0
     consumer_seconds: float = 0.0
     producer_seconds: float = 0.0
     imbalance: float = 1.0
@@ -59,6 +60,7 @@ class StepRecord:
         self.starvation /= num
         self.lock_step /= num
         self.reduce_wait /= num
+        self.update_wait /= num
         self.stall /= num_producers
         self.producer_seconds /= num_producers
         self.by_consumer = []
@@ -106,6 +108,7 @@ class Outcome:
             "stall_percent": 100.0 * sum(step.stall for step in steps) / seconds,
             "lock_step_percent": 100.0 * sum(step.lock_step for step in steps) / seconds,
             "reduce_wait_percent": 100.0 * sum(step.reduce_wait for step in steps) / seconds,
+            "update_wait_percent": 100.0 * sum(step.update_wait for step in steps) / seconds,
             "consumer_busy_percent": 100.0 * sum(step.consumer_seconds for step in steps) / seconds,
             "producer_busy_percent": 100.0 * sum(step.producer_seconds for step in steps) / seconds,
             "imbalance": sum(step.imbalance for step in steps) / num,

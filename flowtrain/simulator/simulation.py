@@ -229,6 +229,7 @@ class Simulation:
             record.reduce_wait += span.start - span.ready
         elif kind == "update":
             record.end = max(record.end, span.end)
+            record.update_wait += span.idle if role is Role.CONSUMER else 0.0
         if rank < self._shown.ranks and index <= self._shown.steps:
             self._spans.append(RankSpan(role, rank, kind, index, span.start, span.end))
         if kind == "save":
