@@ -251,7 +251,7 @@ def _rows(sizes: Path, seed: int, question: Question) -> list[SampleMeta]:
         found, sources = read_trace(sizes, trained_share=TRAINED_SHARE)
         found = with_patches(found, question.shape)
     else:
-        found = [row for row in read_sizes(sizes) if row is not None]
+        found = [row for row in read_sizes(sizes, pairs=question.shape.vision.attended_pairs) if row is not None]
         sources = [""] * len(found)
     if not found:
         raise DataError(f"{sizes} has no row with sizes: give what `flowtrain data scan` writes, or a trace")

@@ -24,7 +24,7 @@ from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.shapes import EncoderShape, ModelShape, payload_bytes
 from flowtrain.simulator.device_timing import DeviceTiming
 from flowtrain.simulator.system import Control, System
-from flowtrain.types import Cut, Module, SampleMeta, Step
+from flowtrain.types import Cut, ImageMeta, Module, SampleMeta, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +160,13 @@ def _devices(choices: Sequence[Choice]) -> list[tuple[int, int]]:
 def with_patches(rows: Sequence[SampleMeta], shape: ModelShape) -> list[SampleMeta]:
     """Rows of a trace, whose images are known in tokens, with the patches that this model has for them."""
     vision, per_token = shape.vision, shape.projector.patches_per_token
-    return [with_images_of(row, [_image(image, per_token * image.tokens, vision) for image in row.images]) for row in rows]
+    return [
+        with_images_of(row, [_image(image, per_token * image.tokens, vision) for image in row.images]) for row in rows
+    ]
 
 
 def _image(image: ImageMeta, patches: int, vision: EncoderShape) -> ImageMeta:
-    return image._replace(patches=patches, patch_pairs=int(vision.attended_pairs(patches)))
+    return image._replace(patches=patches, patch_pairs=vision.attended_pairs(patches))
 
 
 def with_images_of(row: SampleMeta, images: Sequence[ImageMeta]) -> SampleMeta:
