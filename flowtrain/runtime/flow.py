@@ -15,10 +15,13 @@
 Invariants: orders to one rank are executed in the order in which they are sent; a rank has at most `DEPTH` orders of
 each kind in flight; a unit is reserved in the order of need and never past one that does not fit; every block reserved
 is released once; orders of a round (`rounds.py`) are sent at once, so a whole group has the same order of rounds.
+
+An event costs what it changes, however many ranks there are: `orders` looks at those whom it has woken, and no others.
 """
 
 from __future__ import annotations
 
+import heapq
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
@@ -34,12 +37,10 @@ from flowtrain.messages import (
 from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.exchange import EXCHANGES, Exchange, check_room
-from flowtrain.runtime.flow_state import PackState, StepKey, StepState, busy_text, expired_text, missing_text
-from flowtrain.runtime.rounds import Round, ranks_of, rounds_of
-from flowtrain.types import Address, Phase, Role, SampleMeta, SkippedRow, Step, UnitId
-
-DEPTH = 2
-"""Orders in flight to one rank: one running and one waiting hides the round trip of a call."""
+from flowtrain.runtime.flow_producers import DEPTH, Producers
+from flowtrain.runtime.flow_state import PackState, StepKey, StepState, Woken, expired_text, waiting_text
+from flowtrain.runtime.rounds import Round, RoundQueue, ranks_of, rounds_of
+from flowtrain.types import Phase, Role, SampleMeta, SkippedRow, Step, UnitId
 
 READY_AHEAD = 2
 """Packs ready per consumer rank beyond which a producer prefers returning gradients to encoding more."""
@@ -69,54 +70,58 @@ class Flow:
     ) -> None:
         self.shards, self.colocated = shards, colocated
         self.directory = directory
-        self.num_producers, self.num_consumers = num_producers, num_consumers
+        self.producers = Producers(directory, owners if owners is not None else range(num_producers), shards)
+        self.num_consumers = num_consumers
         self.trainable_encoder = trainable_encoder
         self.reduced_roles = reduced_roles
         self.exchange = exchange
         self.payload_bytes = payload_bytes
         self.version = version
-        self.owners = tuple(owners) if owners is not None else tuple(range(num_producers))
         self._held_from: int | None = None
         self._steps: dict[StepKey, StepState] = {}
-        self._rounds: deque[Round] = deque()
+        self._rounds = RoundQueue()
+        self._woken = Woken()
+        self._num_ready = 0
         self._packs: list[deque[PackState]] = [deque() for _ in range(num_consumers)]
         self._pack_of_unit: dict[UnitId, PackState] = {}
         self._pack_in_flight: dict[tuple[StepKey, int, int], PackState] = {}
         self._owner: dict[UnitId, int] = {}
-        self._to_return: list[deque[tuple[UnitId, ...]]] = [deque() for _ in range(num_producers // shards)]
+        self._to_return: list[deque[tuple[UnitId, ...]]] = [deque() for _ in self.producers.groups]
         self._returnable: set[UnitId] = set()
-        self._encodes_in_flight = [0] * num_producers
-        self._backwards_in_flight = [0] * num_producers
         self._packs_in_flight = [0] * num_consumers
-        self._frees: list[list[Address]] = [[] for _ in range(num_producers)]
 
     # --- events -------------------------------------------------------------------------------------------------------
 
     def add(self, step: Step) -> None:
         """Append a step (or an evaluation pass) to the order of need."""
         key = (step.phase, step.index)
-        units = [unit for pack in step.packs for unit in pack.units]
         if self.exchange.whole_steps:
             sizes = [block_bytes(self.payload_bytes(sample)) for sample in step.samples if sample.vision_tokens]
-            check_room(step.index, sizes, min(map(self.directory.capacity_of, self.owners)))
-        self._steps[key] = StepState(step, len(step.packs), len(units), units_to_encode=len(units))
+            check_room(step.index, sizes, min(map(self.directory.capacity_of, self.producers.owners)))
+        self._steps[key] = StepState.of(step)
         for pack in step.packs:
             state = PackState(pack, key, {unit.id for unit in pack.units})
             self._packs[pack.rank].append(state)
+            self._num_ready += not state.missing
             for unit in pack.units:
                 self._pack_of_unit[unit.id] = state
-        self._rounds.extend(rounds_of(step, self.num_producers, self.shards))
+        self._rounds.extend(rounds_of(step, len(self.producers), self.shards, self.payload_bytes))
+        self._wake_all()
 
     def encoded(self, answer: UnitEncoded) -> None:
         state = self._pack_of_unit[answer.unit]
-        self._encodes_in_flight[answer.producer] -= 1
+        self.producers.encodes_in_flight[answer.producer] -= 1
         self.directory.written(answer.refs)
         for ref in answer.refs:
             state.refs[ref.position] = ref
         step = self._steps[state.key]
         step.units_to_encode -= 1
-        step.bad.update({row.position: row for row in answer.bad})
+        step.bad |= {row.position: row for row in answer.bad}
         state.missing.discard(answer.unit)
+        self._num_ready += not state.missing
+        self._wake_producer(answer.producer)
+        whole = self.exchange.whole_steps and not step.units_to_encode
+        self._woken.packs.update(range(self.num_consumers) if whole else (state.pack.rank,))
 
     def trained(self, answer: PackTrained) -> int:
         """A pack is done; returns the bytes of the features it read."""
@@ -124,7 +129,11 @@ class Flow:
         state = self._pack_in_flight.pop((key, answer.slot, answer.rank))
         self._packs_in_flight[answer.rank] -= 1
         step = self._steps[key]
-        step.packs_left -= 1
+        step.pack_done(answer.slot)
+        self._num_ready -= 1
+        self._woken.packs.add(answer.rank)
+        if not step.packs_left:
+            self._wake_all()
         returning = self._returns_gradients(key)
         for unit in state.pack.units:
             refs = [state.refs[s.position] for s in unit.samples if s.position in state.refs]
@@ -135,16 +144,19 @@ class Flow:
                 if returning:
                     self._to_return[self._owner[unit.id]].remove((unit.id,))
                 self._release(key, unit.id)
+            self._wake_producer(self._owner[unit.id])
         return sum(ref.bytes for ref in state.refs.values())
 
     def returned(self, answer: UnitsReturned) -> None:
-        self._backwards_in_flight[answer.producer] -= 1
+        self.producers.backwards_in_flight[answer.producer] -= 1
+        self._wake_producer(answer.producer)
         for unit in answer.units:
             self._release(self._pack_of_unit[unit].key, unit)
 
     def update_sent(self, step: int) -> None:
         """The update of a step is on its way to every rank: what comes behind it sees the new version."""
         self.version = step
+        self._wake_all()
 
     def finished(self, key: StepKey) -> bool:
         """Whether every pack, gradient and reduce order of the step is done or sent."""
@@ -159,6 +171,7 @@ class Flow:
         """Drop a finished step; returns it."""
         assert self.finished(key), f"step {key} is not finished: {self.waiting()}"
         state = self._steps.pop(key)
+        self._wake_all()
         for pack in state.step.packs:
             for unit in pack.units:
                 del self._pack_of_unit[unit.id], self._owner[unit.id]
@@ -167,7 +180,7 @@ class Flow:
     @property
     def units_waiting(self) -> bool:
         """Whether a unit has not been sent yet: its producer is busy, or the pool has no room."""
-        return bool(self._rounds)
+        return len(self._rounds) > 0
 
     def begun(self, key: StepKey) -> bool:
         """Whether any order of the step has been sent."""
@@ -199,7 +212,8 @@ class Flow:
             held is not None
             and self.version == held - 1
             and all(self._is_held(key) for key in self._steps)
-            and not any((*self._encodes_in_flight, *self._backwards_in_flight, *self._packs_in_flight))
+            and self.producers.idle
+            and not any(self._packs_in_flight)
         )
 
     def resize(self, owners: Sequence[int]) -> None:
@@ -207,14 +221,11 @@ class Flow:
         assert self.drained, f"producers change while work is under way: {self.waiting()}"
         assert not any(self._to_return), "a gradient has not been returned"
         assert self.shards == 1, "producers that share an encoder's parameters do not come and go"
-        self.owners = tuple(owners)
-        self.num_producers = num_producers = len(self.owners)
-        self._to_return = [deque() for _ in range(num_producers)]
-        self._encodes_in_flight = [0] * num_producers
-        self._backwards_in_flight = [0] * num_producers
-        staying = self._frees[:num_producers]
-        self._frees = [*staying, *([] for _ in range(num_producers - len(staying)))]
+        self.producers.resize(owners)
+        self._to_return = [deque() for _ in self.producers.groups]
+        self._woken = Woken(frees={rank for rank in self._woken.frees if rank < len(owners)})
         self._held_from = None
+        self._wake_all()
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
@@ -227,78 +238,64 @@ class Flow:
         yield from self._reduce_orders()
 
     def _pack_orders(self) -> Iterator[tuple[Role, int, Order]]:
-        for rank, packs in enumerate(self._packs):
+        woken, self._woken.packs = self._woken.packs, set()
+        for rank in sorted(woken):
+            packs = self._packs[rank]
             while packs and not packs[0].missing and self._packs_in_flight[rank] < DEPTH:
                 state = packs[0]
                 if not self._may_run(state.key) or self._waits_for_encoder(state.key):
                     break
                 packs.popleft()
                 self._packs_in_flight[rank] += 1
-                self._steps[state.key].begun = True
-                pack, bad = state.pack, self._steps[state.key].bad
-                refs = tuple(state.refs[s.position] for s in pack.samples if s.position in state.refs)
-                self.directory.lease(refs, (Role.CONSUMER, rank), gradient=self._returns_gradients(state.key))
-                self._pack_in_flight[state.key, pack.slot, pack.rank] = state
-                phase, index = state.key
-                masked = tuple(s.position for s in pack.samples if s.position in bad)
-                yield (
-                    Role.CONSUMER,
-                    rank,
-                    PackOrder(phase, index, pack, refs, masked, return_gradients=self._returns_gradients(state.key)),
-                )
+                self._woken.reduces[Role.CONSUMER].add(rank)
+                yield Role.CONSUMER, rank, self._pack_order(rank, state)
+
+    def _pack_order(self, rank: int, state: PackState) -> PackOrder:
+        key, pack = state.key, state.pack
+        step, returning = self._steps[key], self._returns_gradients(key)
+        step.begun = True
+        refs = tuple(state.refs[s.position] for s in pack.samples if s.position in state.refs)
+        self.directory.lease(refs, (Role.CONSUMER, rank), gradient=returning)
+        self._pack_in_flight[key, pack.slot, pack.rank] = state
+        masked = tuple(s.position for s in pack.samples if s.position in step.bad)
+        return PackOrder(*key, pack, refs, masked, return_gradients=returning)
 
     def _encode_orders(self) -> Iterator[tuple[Role, int, Order]]:
-        for rank, frees in enumerate(self._frees):
-            frees.extend(self.directory.frees(self.owners[rank]))
-        blocked: set[int] = set()
-        kept: list[Round] = []
-        while self._rounds and len(blocked) < len(self._to_return):
-            round_ = self._rounds[0]
-            if not self._may_encode(round_.key) or self._waits_for_backbone(round_):
-                break
-            sizes = [[self.payload_bytes(sample) for sample in unit.samples] for unit in round_.units]
-            group = self._choose_group(round_, sizes, blocked)
-            if group is None:
-                if round_.group is None:
-                    break  # the oldest unit fits nowhere: nothing may pass it
-                blocked.add(round_.group)
-                kept.append(self._rounds.popleft())
-                continue
-            self._rounds.popleft()
-            self._steps[round_.key].begun = True
-            keep_graph = self._returns_gradients(round_.key)
-            if keep_graph:
-                self._to_return[group].append(tuple(unit.id for unit in round_.units))
-            for rank, unit, of_unit in zip(ranks_of(group, self.shards), round_.units, sizes, strict=True):
-                reserved = self.directory.reserve(self.owners[rank], unit.id, of_unit)
-                assert reserved, "room was checked before"
-                free, self._frees[rank] = tuple(self._frees[rank]), []
-                self._owner[unit.id] = rank
-                self._encodes_in_flight[rank] += 1
-                yield Role.PRODUCER, rank, EncodeOrder(unit, self.version, keep_graph, free)
-        self._rounds.extendleft(reversed(kept))
+        self.producers.take_frees(self._woken.frees)
+        self._woken.frees.clear()
+        heads = self._rounds.heads(self._may_start)
+        while heads:
+            place = heapq.heappop(heads)
+            round_ = self._rounds.at(place)
+            if not self._may_start(round_):
+                self._rounds.close(place, heads)
+                return
+            blocked = self._rounds.before(place) if place.group is None else ()
+            group = self.producers.choose(round_, blocked)
+            if group is not None:
+                self._rounds.take(place, heads)
+                yield from self._encode_round(round_, group)
+            elif place.group is not None:
+                self._rounds.block(place.group)
+            else:
+                return  # the oldest unit fits nowhere: nothing may pass it
 
-    def _choose_group(self, round_: Round, sizes: list[list[int]], blocked: set[int]) -> int | None:
-        """The fixed group, or the one with the fewest orders in flight; None when the round must wait."""
-        busy = self._encodes_in_flight
-
-        def fits(group: int) -> bool:
-            owners = [self.owners[rank] for rank in ranks_of(group, self.shards)]
-            return all(self.directory.room(owner, of_unit) for owner, of_unit in zip(owners, sizes, strict=True))
-
-        candidates = {round_.group} if round_.group is not None else set(range(len(self._to_return)))
-        free = [group for group in candidates - blocked if self._busy(group, busy) < DEPTH and fits(group)]
-        return min(free, key=lambda group: (self._busy(group, busy), group), default=None)
-
-    def _busy(self, group: int, in_flight: Sequence[int]) -> int:
-        """Orders in flight to that rank of the group which has most."""
-        return max(in_flight[rank] for rank in ranks_of(group, self.shards))
+    def _encode_round(self, round_: Round, group: int) -> Iterator[tuple[Role, int, Order]]:
+        self._steps[round_.key].begun = True
+        keep_graph = self._returns_gradients(round_.key)
+        if keep_graph:
+            self._to_return[group].append(tuple(unit.id for unit in round_.units))
+        for rank, unit, sizes in zip(ranks_of(group, self.shards), round_.units, round_.sizes, strict=True):
+            free = self.producers.reserve(rank, unit.id, sizes)
+            self._owner[unit.id] = rank
+            yield Role.PRODUCER, rank, EncodeOrder(unit, self.version, keep_graph, free)
 
     def _backward_orders(self, only_if_encoded_enough: bool = True) -> Iterator[tuple[Role, int, Order]]:
-        if only_if_encoded_enough and self._ready_packs() < READY_AHEAD * self.num_consumers:
+        if only_if_encoded_enough and self._num_ready < READY_AHEAD * self.num_consumers:
             return
-        for group, waiting in enumerate(self._to_return):
-            if self._busy(group, self._backwards_in_flight) + self._busy(group, self._encodes_in_flight) >= DEPTH:
+        for group in sorted(self._woken.returns):
+            waiting = self._to_return[group]
+            if not self.producers.may_return(group):
                 continue
             rounds: list[tuple[UnitId, ...]] = []
             while waiting and self._returnable.issuperset(waiting[0]) and not self._waits_to_return(waiting[0][0]):
@@ -306,29 +303,35 @@ class Flow:
             if rounds:
                 for rank, units in zip(ranks_of(group, self.shards), zip(*rounds, strict=True), strict=True):
                     self._returnable.difference_update(units)
-                    self._backwards_in_flight[rank] += 1
+                    self.producers.backwards_in_flight[rank] += 1
+                    self._woken.reduces[Role.PRODUCER].add(rank)
                     yield Role.PRODUCER, rank, BackwardOrder(units)
+        if not only_if_encoded_enough:
+            self._woken.returns.clear()
 
     def _reduce_orders(self) -> Iterator[tuple[Role, int, Order]]:
         key = self._current_train_step()
         if key is None:
             return
         state = self._steps[key]
-        for rank in range(self.num_consumers):
-            if not (any(pack.key == key for pack in self._packs[rank]) or (self.colocated and state.packs_left)):
-                yield from self._reduce_once(state, Role.CONSUMER, rank)
-        if state.packs_left:
-            return
-        for rank in range(self.num_producers):
-            waiting = self._to_return[rank // self.shards]
-            unsent = any(self._pack_of_unit[unit].key == key for units in waiting for unit in units)
-            if not unsent:
-                yield from self._reduce_once(state, Role.PRODUCER, rank)
+        for role in (Role.CONSUMER, Role.PRODUCER):
+            waits = state.packs_left and (role is Role.PRODUCER or self.colocated)
+            if waits or role not in self.reduced_roles:
+                continue
+            woken, self._woken.reduces[role] = self._woken.reduces[role], set()
+            for rank in sorted(woken):
+                sent = (role, rank) in state.reduce_sent
+                if not sent and not self._unsent(key, role, rank):
+                    state.reduce_sent.add((role, rank))
+                    yield role, rank, ReduceOrder(state.step.index)
 
-    def _reduce_once(self, state: StepState, role: Role, rank: int) -> Iterator[tuple[Role, int, Order]]:
-        if role in self.reduced_roles and (role, rank) not in state.reduce_sent:
-            state.reduce_sent.add((role, rank))
-            yield role, rank, ReduceOrder(state.step.index)
+    def _unsent(self, key: StepKey, role: Role, rank: int) -> bool:
+        """Whether orders of the current step to this rank are to come; they come before those of later steps."""
+        if role is Role.CONSUMER:
+            packs = self._packs[rank]
+            return bool(packs) and packs[0].key == key
+        waiting = self._to_return[rank // self.shards]
+        return bool(waiting) and self._pack_of_unit[waiting[0][0]].key == key
 
     # --- rules --------------------------------------------------------------------------------------------------------
 
@@ -349,6 +352,9 @@ class Flow:
         phase, index = key
         return self.version >= (index if phase is Phase.EVAL else index - 1) and not self._is_held(key)
 
+    def _may_start(self, round_: Round) -> bool:
+        return self._may_encode(round_.key) and not self._waits_for_backbone(round_)
+
     def _may_encode(self, key: StepKey) -> bool:
         return self._may_run(key) if self.trainable_encoder else not self._is_held(key)
 
@@ -364,36 +370,33 @@ class Flow:
         if key != next(iter(self._steps)) or not self._may_run(key):
             return True
         ahead = self.exchange.slots_ahead
-        return ahead is not None and round_.units[0].id.slot > self._first_open_slot(key) + ahead
+        return ahead is not None and round_.units[0].id.slot > self._steps[key].first_open_slot + ahead
 
     def _waits_to_return(self, unit: UnitId) -> bool:
         """Gradients of the step wait until all its packs are done."""
         return self.exchange.whole_steps and self._steps[self._pack_of_unit[unit].key].packs_left > 0
 
-    def _first_open_slot(self, key: StepKey) -> int:
-        """The first slot of which a pack is not done."""
-        running = (slot for of, slot, _ in self._pack_in_flight if of == key)
-        return min((*(s.pack.slot for packs in self._packs for s in packs if s.key == key), *running), default=0)
-
     def _is_held(self, key: StepKey) -> bool:
         return self._held_from is not None and key[1] >= self._held_from
-
-    def _ready_packs(self) -> int:
-        return sum(1 for packs in self._packs for state in packs if not state.missing) + sum(self._packs_in_flight)
 
     def _release(self, key: StepKey, unit: UnitId) -> None:
         self.directory.release(unit)
         self._steps[key].units_left -= 1
+        self._woken.frees.add(self._owner[unit])
+
+    def _wake_producer(self, rank: int) -> None:
+        """It has an order less in flight, blocks to free, or a gradient to return."""
+        self._rounds.wake(rank // self.shards)
+        self._woken.returns.add(rank // self.shards)
+
+    def _wake_all(self) -> None:
+        self._woken.all(self.num_consumers, len(self.producers), len(self.producers.groups))
 
     def waiting(self) -> str:
         """Who waits for whom, for the message of a time-out."""
-        parts = []
-        if self._rounds:
-            key, unit = self._rounds[0].key, self._rounds[0].units[0]
-            why = "room in the pool" if self._may_encode(key) else f"the update of step {key[1] - 1}"
-            where = f"{unit.id.phase} step {unit.id.step}, slot {unit.id.slot}, rank {unit.id.rank}"
-            parts.append(f"unit {unit.id.number} of {where} waits for {why}")
-        parts += [missing_text(rank, packs[0], self._owner) for rank, packs in enumerate(self._packs) if packs]
-        encodes, backwards = self._encodes_in_flight, self._backwards_in_flight
+        oldest = self._rounds.oldest()
+        unsent = None if oldest is None else (oldest.key, oldest.units[0], self._may_encode(oldest.key))
+        heads = [packs[0] if packs else None for packs in self._packs]
+        encodes, backwards = self.producers.encodes_in_flight, self.producers.backwards_in_flight
         in_flight = {"producer": encodes, "producer (backward)": backwards, "consumer": self._packs_in_flight}
-        return "; ".join((*filter(None, parts), busy_text(in_flight)))
+        return waiting_text(unsent, heads, self._owner, in_flight)

@@ -19,7 +19,7 @@ from flowtrain.allocator.segments import MAX_OWNERS_PER_NODE
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.pool import address
-from flowtrain.runtime.flow import DEPTH
+from flowtrain.runtime.flow_producers import DEPTH
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 

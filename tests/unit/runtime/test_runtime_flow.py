@@ -24,7 +24,8 @@ from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.pool.space import OwnerSpace
 from flowtrain.runtime.exchange import EXCHANGES
-from flowtrain.runtime.flow import DEPTH, Flow
+from flowtrain.runtime.flow import Flow
+from flowtrain.runtime.flow_producers import DEPTH
 from flowtrain.types import Address, Phase, Role, Step, UnitId
 
 Rank = tuple[Role, int]
@@ -195,7 +196,7 @@ def check(run: Run) -> None:
     assert reduces == Counter((*rank, step) for rank in run.reduced_ranks() for step in range(1, num_updates + 1))
     assert run.directory.used_bytes() == 0, "every block was released"
     for producer in run.producers:
-        left = [*run.flow._frees[producer.rank], *run.directory.frees(producer.rank)]
+        left = [*run.flow.producers.frees[producer.rank], *run.directory.frees(producer.rank)]
         held = [address for address in producer.content if owner_of(address) == producer.rank]
         assert sorted(left) == sorted(held), "what the owner still holds is on its way to be freed, each block once"
         assert run.directory.room(producer.rank, [run.segments[producer.rank] - HEADER_BYTES])
