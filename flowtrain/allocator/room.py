@@ -26,8 +26,8 @@ BLOCK_HEADER_BYTES = 64
 """What the pool adds to each payload; `flowtrain.pool.block` has the same figure, and a test holds the two together."""
 
 PACKS_HELD = 2
-"""Packs whose copies a consumer may hold: those in flight to it (`DEPTH` of `flowtrain.runtime.flow_producers`; a test holds the
-two together)."""
+"""Packs whose copies a consumer may hold: those in flight to it (`DEPTH` of `flowtrain.runtime.flow_producers`; a test
+holds the two together)."""
 
 
 def largest_block_bytes(config: Config, shape: ModelShape) -> int:
