@@ -72,10 +72,8 @@ class Flow:
         self.directory = directory
         self.producers = Producers(directory, owners if owners is not None else range(num_producers), shards)
         self.num_consumers = num_consumers
-        self.trainable_encoder = trainable_encoder
-        self.reduced_roles = reduced_roles
-        self.exchange = exchange
-        self.payload_bytes = payload_bytes
+        self.trainable_encoder, self.reduced_roles = trainable_encoder, reduced_roles
+        self.exchange, self.payload_bytes = exchange, payload_bytes
         self.version = version
         self._held_from: int | None = None
         self._steps: dict[StepKey, StepState] = {}

@@ -138,6 +138,7 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         horizon=None,
         block_bytes=lambda tokens, patches: block_bytes(size(tokens, patches)),
         sync=sync_of(candidate.layout),
+        colocated=colocated,
     )
     peak = sum(count * cluster[pool].node.peak(job.dtype) for count, pool in devices) / system.num_devices
     return Planned(system, spec, CostModel.from_shape(shape, frozen, cut), timing, peak, tuple(notes))

@@ -18,13 +18,14 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from flowtrain.errors import PlanError
 from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, PackTrained, UnitEncoded, UnitsReturned
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.ahead import may_compose
+from flowtrain.runtime.exchange import COLOCATED
 from flowtrain.runtime.flow import Flow, Order
 from flowtrain.simulator.devices import Devices, Span
 from flowtrain.simulator.disturbances import Chance, Disturbances
@@ -161,8 +162,6 @@ class Simulation:
         step = next(self._steps, None)
         if step is None:
             return None
-        if self.system.colocated:
-            step = with_own_units(step)
         text, vision = (sum(getattr(s, name) for s in step.samples) for name in ("text_tokens", "vision_tokens"))
         seconds = self.timing.of(step)
         return Played(step, seconds, self._new_record(step.index, step.rows, text, vision, seconds.flops))
@@ -340,17 +339,9 @@ class Simulation:
             num_consumers=system.num_consumers,
             trainable_encoder=system.trainable_encoder,
             reduced_roles=system.reduced_roles,
-            exchange=system.exchange,
+            exchange=COLOCATED if system.colocated else system.exchange,
             payload_bytes=system.payload_bytes,
             version=version,
             shards=system.producer_group,
+            colocated=system.colocated,
         )
-
-
-def with_own_units(step: Step) -> Step:
-    """The step with each pack's images encoded by the rank that trains it."""
-    slots = tuple(
-        tuple(pack._replace(units=tuple(u._replace(producer=pack.rank) for u in pack.units)) for pack in slot)
-        for slot in step.slots
-    )
-    return replace(step, slots=slots)

@@ -30,7 +30,7 @@ class System:
         producer_group: producers that encode together.
         trainable_encoder: gradients go back to the producers.
         reduced_roles: sides on which something trains.
-        colocated: producer and consumer of a rank take turns on the same devices; as many of the one as of the other.
+        colocated: producer and consumer of a rank take turns on the same devices, whatever `exchange` says.
         segment_bytes: of the pool, of each producer.
         payload_bytes: of a sample's features.
         save_every: steps between two checkpoints, None: none; `save_seconds`: for which every rank that trains stops.

@@ -30,7 +30,9 @@ def rows(num: int) -> list[SampleMeta]:
     return [SampleMeta.of(n, n, f"row-{n}", 64, TOKENS, 32, (image,)) for n in range(num)]
 
 
-def steps(num_steps: int, packs: int, consumers: int, producers: int = 1, trainable: bool = True) -> Sequence[Step]:
+def steps(
+    num_steps: int, packs: int, consumers: int, producers: int = 1, trainable: bool = True, colocated: bool = False
+) -> Sequence[Step]:
     """`packs` a rank and step, of one row each."""
     spec = CompositionSpec(
         num_rows=num_steps * packs * consumers,
@@ -45,6 +47,7 @@ def steps(num_steps: int, packs: int, consumers: int, producers: int = 1, traina
         max_unit_patches=4 * TOKENS,
         max_pack_vision_bytes=1 << 30,
         horizon=num_steps * packs * consumers,
+        colocated=colocated,
         block_bytes=lambda tokens, patches: block_bytes(48 * tokens),
     )
     return list(composed_steps(spec, CostModel.reference(), rows(spec.num_rows)))
@@ -103,7 +106,7 @@ def simulation(
             **{"control": AT_ONCE, **system},
         ),
         timing,
-        steps(num_steps, packs, consumers, producers, trainable),
+        steps(num_steps, packs, consumers, producers, trainable, system.get("colocated", False)),
         disturbances,
         shown,
     )
