@@ -113,14 +113,14 @@ def config_of(folder: Path, name: str, data: Path, keys: Sequence[str], seed: in
 
 
 def run(config: Config) -> Mapping[str, Any]:
-    """What `simulator_run` says of this run, in a process of its own."""
+    """What `timed_run` says of this run, in a process of its own."""
     from flowtrain.config.loading import config_to_json
 
     folder = config.run.dir
     folder.mkdir(parents=True)
     file, out = folder / "config.yaml", folder / "calls.json"
     file.write_text(yaml.safe_dump(json.loads(config_to_json(config))), encoding="utf-8")
-    command = [sys.executable, "-m", "benchmarks.simulator_run", str(file), str(out)]
+    command = [sys.executable, "-m", "benchmarks.timed_run", str(file), str(out)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT, check=False)
     if done.returncode:
         sys.exit(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")

@@ -1,6 +1,6 @@
-"""One real run for `benchmarks.simulator`: how long each order took, and what it held.
+"""One real run: how long each order took, and what it held.
 
-    python -m benchmarks.simulator_run CONFIG OUT.json
+    python -m benchmarks.timed_run CONFIG OUT.json
 
 OUT has the features of every encode, backward and pack with its seconds (`flowtrain.packing.fit`), the seconds of
 reductions and updates, and the seconds between the stages where all are one process.

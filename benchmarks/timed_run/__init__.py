@@ -1,0 +1,1 @@
+"""A real run whose orders are timed: see `__main__`."""
