@@ -203,9 +203,9 @@ def _subject(
     sizes = trace or _scan(config)
     question, _ = question_for(config, origin, sizes, cluster, freeze, step_samples, pack_tokens)
     name = axes["mode"] or (config.mode if config else "flow")
-    if name not in MODES:
+    mode = {str(known): row for known, row in MODES.items()}.get(name)
+    if mode is None:
         raise ConfigError(f"--mode {name}: choose among {', '.join(MODES)}")
-    mode = MODES[name]
     placement = axes["placement"] or (mode.placement if axes["mode"] or config is None else None)
     dtype = axes["dtype"] or question.dtype
     question = replace(question, dtype=dtype, placements=placements_of(placement, question))

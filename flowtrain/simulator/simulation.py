@@ -83,7 +83,7 @@ class Simulation:
         self._devices = Devices(system.num_queues, self._finished)
         self._heap: list[tuple[float, int, Any]] = []
         self._num_answers = 0
-        self._now = self._control_seconds = self._lost_seconds = 0.0
+        self._now = self._up = self._control_seconds = self._lost_seconds = 0.0
         self._failures = 0
         self._failure_at = self._chance.next_failure(0.0)
         self._saved = 0
@@ -332,7 +332,6 @@ class Simulation:
         """Processes that have just come up, `version` updates in their parameters."""
         system = self.system
         self._sent = {role: [0] * system.members(role) for role in SIDES}
-        self._up = self._now
         return Flow(
             Directory(dict.fromkeys(range(system.num_producers), system.segment_bytes)),
             num_producers=system.num_producers,
