@@ -1,4 +1,4 @@
-"""Plans solved and played by the simulator: what `benchmarks.simulator` and `benchmarks.whatif` have in common."""
+"""Plans solved and played by the simulator, for `benchmarks.whatif`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from flowtrain.packing.trace import in_order
 from flowtrain.plan import layout_text
 from flowtrain.runtime.collector import rare_collection
 from flowtrain.shapes import ModelShape, read_shape
-from flowtrain.simulator import Disturbances, Outcome, Simulation
+from flowtrain.simulator import Outcome, Simulation
 from flowtrain.simulator.planned import Options, Planned, planned, with_patches
 from flowtrain.sizes import read_trace
 from flowtrain.types import Module, SampleMeta
@@ -40,10 +40,10 @@ class Case:
     predicted: float
     rows: Sequence[SampleMeta]
 
-    def play(self, num_steps: int, disturbances: Disturbances | None = None) -> Outcome:
+    def play(self, num_steps: int) -> Outcome:
         with rare_collection():
             steps = self.planned.steps(self.rows)
-            return Simulation(self.planned.system, self.planned.timing, steps, disturbances).run(num_steps)
+            return Simulation(self.planned.system, self.planned.timing, steps).run(num_steps)
 
 
 @cache

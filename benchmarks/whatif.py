@@ -5,17 +5,15 @@
 | page | runs |
 |---|---|
 | paper | configurations of arXiv 2606.23087 (those of `allocator_paper`), by the three modes |
-| scaling | a 72B model on 256 to 16,384 H100, 16 packs a replica and step |
+| scaling | a 72B model on 256 to 16,384 H100, 0.4 packs a device and step |
 | swing | a 7B model on 64 H100; from images / 2.84 to the trace's own; with the old plan and with a new one |
 | small | backbones of 0.5 to 7 B, colocated and split |
-| checkpoints | a 72B model on 256 H100 that loses a device every so often; checkpoint intervals |
 
 Nothing is measured: the seconds are those of the allocator's throughput model, the decisions those of a run.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -27,7 +25,7 @@ from benchmarks.record import Check, Result, main
 from benchmarks.simulated import FROZEN, Case, case, public_model, question, trace_rows, trace_stats
 from flowtrain.config.modes import ModeName
 from flowtrain.shapes import EncoderShape, ModelShape, ProjectorShape, TextShape
-from flowtrain.simulator import Disturbances, Outcome
+from flowtrain.simulator import Outcome
 from flowtrain.simulator.planned import with_images
 
 MODES: tuple[ModeName, ...] = ("flow", "disaggregated", "monolithic")
@@ -37,10 +35,6 @@ SCALES = (256, 1024, 4096, 16384)
 SWING = 2.84
 SMALL = {"0.5B": (896, 24, 14, 2, 4864), "1.5B": (1536, 28, 12, 2, 8960), "7B": (3584, 28, 28, 4, 18944)}
 """Hidden, layers, heads, kv heads and MLP width of Qwen2.5's models of these sizes."""
-INTERVALS = (5, 20, 80)
-DAYS_BETWEEN = (20.0, 100.0)
-SAVE_SECONDS, RESTART_SECONDS = 15.0, 120.0
-FAILING_STEPS = 160
 
 
 def row(page: str, name: str, of: Case, outcome: Outcome, **more: Any) -> dict[str, Any]:
@@ -56,7 +50,6 @@ def row(page: str, name: str, of: Case, outcome: Outcome, **more: Any) -> dict[s
         "step s": found["step_seconds"],
         "starved %": found["starvation_percent"],
         "stalled %": found["stall_percent"],
-        "lost %": found["lost_percent"],
         "controller %": found["control_percent"],
         "answers a step": found["answers_per_step"],
         "beside": "-",
@@ -120,24 +113,8 @@ def small() -> Iterator[dict[str, Any]]:
             yield row("small", f"{name}, {'split' if mode == 'flow' else 'colocated'}", of, of.play(STEPS))
 
 
-def checkpoints() -> Iterator[dict[str, Any]]:
-    """Beside each: the interval of least expected loss by Young's formula, √(2 · save · time between failures)."""
-    shape = public_model("qwen2.5-vl-72b")
-    for days in DAYS_BETWEEN:
-        for every in INTERVALS:
-            asked = question(shape, 256, FROZEN, step_samples=768)
-            of = case(asked, save_every=every, save_seconds=SAVE_SECONDS)
-            failing = Disturbances(device_hours=24 * days, restart_seconds=RESTART_SECONDS, seed=1)
-            outcome = of.play(FAILING_STEPS, failing)
-            between = 24 * days * 3600 / of.planned.system.num_devices
-            step = outcome.figures()["step_seconds"]
-            best = math.sqrt(2 * SAVE_SECONDS * between) / step
-            name = f"a device fails every {days:g} days, checkpoint every {every} steps"
-            yield row("checkpoints", name, of, outcome, beside=f"{outcome.failures} failures; best every {best:.0f}")
-
-
 def measure(seed: int) -> Result:
-    rows = [*paper(), *scaling(), *swing(), *small(), *checkpoints()]
+    rows = [*paper(), *scaling(), *swing(), *small()]
     rate = {row["case"]: row["samples/s"] for row in rows}
     mfu = {row["devices"]: row["MFU %"] for row in rows if row["page"] == "scaling"}
     checks = [

@@ -1,1 +1,0 @@
-"""A real run whose orders are timed: see `__main__`."""
