@@ -11,7 +11,7 @@
 | ep | 1; powers of two that divide the experts and f·c |
 | pack tokens | those of the job that hold the longest sample |
 | recompute | all three where a backward runs, else none |
-| threads | on a CPU powers of two up to the cores of a node, and all of them; else 1 |
+| threads | on a CPU what is given, else powers of two up to the cores of a node, and all of them; on GPUs 1 |
 
 An encoder is at most a few billion parameters, so cp, pp and ep are the backbone's only. Microbatches ≥ pp is checked
 where their number is known (`throughput`).
@@ -37,7 +37,7 @@ BLOCK_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is decided already for a role: layout, threads of a process, the most copies."""
+    """What is decided already for a role: layout, threads of a process on a CPU, the most copies."""
 
     layout: Layout | None = None
     threads: int | None = None
@@ -104,8 +104,11 @@ def _divides_heads(load: ModuleLoad, degree: int) -> bool:
     return load.heads % degree == 0 and kv_fits
 
 
-def thread_counts(pool: NodePool) -> list[int]:
-    return sorted({*powers_of_two(pool.node.devices), pool.node.devices}) if pool.node.on_cpu else [1]
+def thread_counts(pool: NodePool, given: int | None) -> list[int]:
+    """Devices of one process: cores, of which a config may give a number; or one GPU, whatever its CPU threads."""
+    if not pool.node.on_cpu:
+        return [1]
+    return [given] if given else sorted({*powers_of_two(pool.node.devices), pool.node.devices})
 
 
 def candidate_blocks(
@@ -192,7 +195,7 @@ def _models(
     load: ModuleLoad, pool: NodePool, replicas_only: bool, given_threads: int | None
 ) -> Iterator[tuple[int, int, int, int]]:
     """(tp, cp, pp, threads) of one copy of the module."""
-    for threads in [given_threads] if given_threads else thread_counts(pool):
+    for threads in thread_counts(pool, given_threads):
         if replicas_only:
             yield 1, 1, 1, threads
             continue

@@ -19,11 +19,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowtrain.allocator.candidates import Scope, Side, powers_of_two
+from flowtrain.allocator.bound import SIDES, bound_side, given_layout, given_threads, side_of
+from flowtrain.allocator.candidates import Scope, powers_of_two
 from flowtrain.allocator.footprint import device_bytes
 from flowtrain.allocator.hardware import HARDWARE, Cluster, NodePool, node_type
 from flowtrain.allocator.inventory import Inventory
-from flowtrain.allocator.layout import parse_layout
 from flowtrain.allocator.load import Candidate, CandidateTable
 from flowtrain.allocator.options import capacity_bytes
 from flowtrain.allocator.policies import POLICIES
@@ -34,7 +34,7 @@ from flowtrain.allocator.room import largest_block_bytes
 from flowtrain.allocator.solve import Problem
 from flowtrain.allocator.stats import DataStats, assumed_stats
 from flowtrain.allocator.throughput import rates
-from flowtrain.config.schema import Config, SideConfig
+from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
 from flowtrain.shapes import ModelShape
@@ -79,9 +79,7 @@ def decide(
 ) -> Decided:
     """See the page above; where nothing can be searched, or nothing fits, the placement is the mode's."""
     auto = config.allocation.placement == "auto"
-    sizes_open = config.placement != "colocated" and any(
-        _given(side) is None for side in (config.producers, config.consumers)
-    )
+    sizes_open = config.placement != "colocated" and any(given_layout(config, role) is None for role in SIDES)
     if not auto and (not sizes_open or config.policy == "uniform"):
         return Decided(config)
     picks = list(_picks(config, shape, inventory, stats, profile))
@@ -101,7 +99,7 @@ def _picks(
 ) -> Iterator[_Pick]:
     """What each placement that is open could do at best."""
     auto = config.allocation.placement == "auto"
-    alone = all((_given(side) or Layout()) == Layout() for side in (config.producers, config.consumers))
+    alone = all((given_layout(config, role) or Layout()) == Layout() for role in SIDES)
     if profile is not None:
         if (auto and alone) or config.placement == "colocated":
             yield from _colocated_measured(config, shape, inventory, profile)
@@ -157,8 +155,8 @@ def _searched(config: Config, shape: ModelShape, problem: Problem) -> Iterator[_
             break
         scope = Scope(
             replicas_only=True,
-            producers=_side(config.producers, Role.PRODUCER, min(most, producers)),
-            consumers=_side(config.consumers, Role.CONSUMER, consumers),
+            producers=bound_side(config, Role.PRODUCER, min(most, producers)),
+            consumers=bound_side(config, Role.CONSUMER, consumers),
         )
         found = POLICIES[config.policy](apart, device_bytes, scope)
         if found is not None and (best is None or found.rate > best.rate):
@@ -227,8 +225,8 @@ def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, in
     """Numbers and threads of both sides within the cores, fewest processes first; keys that are set bind."""
     cores = max(2, inventory.cpus)
     numbers = [
-        [given.world_size] if (given := _given(side)) else list(range(1, MOST_PER_SIDE + 1))
-        for side in (config.producers, config.consumers)
+        [given.world_size] if (given := given_layout(config, role)) else list(range(1, MOST_PER_SIDE + 1))
+        for role in SIDES
     ]
     threads = [
         [side.threads] if side.threads else _thread_choices(cores) for side in (config.producers, config.consumers)
@@ -251,21 +249,7 @@ def _thread_choices(cores: int) -> list[int]:
 
 
 def _colocated_threads(config: Config, inventory: Inventory) -> int:
-    asked = [side.threads for side in (config.producers, config.consumers) if side.threads is not None]
-    return max(asked, default=max(1, inventory.cpus))
-
-
-def _side(side: SideConfig, role: Role, most: int) -> Side:
-    given = _given(side)
-    if given is None:
-        return Side(threads=side.threads, most=most)
-    return Side(layout=given, threads=side.threads, most=most)
-
-
-def _given(side: SideConfig) -> Layout | None:
-    if side.layout is not None:
-        return parse_layout(side.layout, "layout")
-    return Layout(dp_replicate=side.num) if side.num else None
+    return given_threads(config, Role.CONSUMER, "colocated") or max(1, inventory.cpus)
 
 
 def _with_placement(config: Config, placement: str) -> Config:
@@ -278,15 +262,15 @@ def _with(config: Config, pick: _Pick) -> Config:
     config = _with_placement(config, pick.placement)
     if pick.placement == "colocated" and pick.consumers == 1:
         return config
-    sides: Sequence[tuple[str, int, int | None]] = (
-        ("producers", pick.producers, pick.producer_threads),
-        ("consumers", pick.consumers, pick.consumer_threads),
+    sides: Sequence[tuple[Role, int, int | None]] = (
+        (Role.PRODUCER, pick.producers, pick.producer_threads),
+        (Role.CONSUMER, pick.consumers, pick.consumer_threads),
     )
     update: dict[str, Any] = {}
-    for name, number, threads in sides:
-        side: SideConfig = getattr(config, name)
-        changed: dict[str, Any] = {} if _given(side) else {"num": number}
+    for role, number, threads in sides:
+        side = side_of(config, role)
+        changed: dict[str, Any] = {} if given_layout(config, role) else {"num": number}
         if side.threads is None and threads is not None:
             changed["threads"] = threads
-        update[name] = side.model_copy(update=changed)
+        update[f"{role}s"] = side.model_copy(update=changed)
     return config.model_copy(update=update)

@@ -140,12 +140,13 @@ def _binding(problem: Problem, found: Solution, levers: tuple[Effect, ...]) -> s
     """The slowest group, and the lever that moves the rate most."""
     slowed = [s * (1.0 + (problem.job.headroom if g else 0.0)) for g, s in enumerate(found.group_seconds)]
     slowest = max(range(len(slowed)), key=lambda g: slowed[g])
-    names = " and ".join(choice.load.name for choice in found.choices if choice.group == slowest)
+    names = [choice.load.name for choice in found.choices if choice.group == slowest]
+    who = f"the {' and '.join(names)} {'sets' if len(names) == 1 else 'set'} the rate"
     gains = [effect for effect in levers if effect.gain_percent is not None]
     best = max(gains, key=lambda effect: effect.gain_percent or 0.0, default=None)
     if best is None or (best.gain_percent or 0.0) < SIGNIFICANT_PERCENT:
-        return f"the {names} sets the rate; more nodes, memory, network or samples a step would not help"
-    return f"the {names} sets the rate; {best.what} helps most ({best.gain_percent:+.1f} %)"
+        return f"{who}; more nodes, memory, network or samples a step would not help"
+    return f"{who}; {best.what} helps most ({best.gain_percent:+.1f} %)"
 
 
 def _neighbours(problem: Problem, memory: MemoryModel, found: Solution, scope: Scope) -> Iterator[Neighbour]:

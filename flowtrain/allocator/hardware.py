@@ -13,7 +13,7 @@ what was measured. A node type may be changed with `dataclasses.replace`: a mach
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from flowtrain.errors import PlanError
@@ -145,3 +145,10 @@ class NodePool:
 
 
 Cluster = tuple[NodePool, ...]
+
+MOST_DEVICES = 2**18
+"""Of a cluster: as many as addresses of the pool tell owners apart. A plan for so many takes a minute."""
+
+
+def num_devices(cluster: Iterable[NodePool]) -> int:
+    return sum(pool.devices for pool in cluster)

@@ -16,9 +16,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from flowtrain.allocator.bound import given_layout, given_threads
 from flowtrain.allocator.decide import decide
 from flowtrain.allocator.inventory import Inventory
-from flowtrain.allocator.layout import check_layout, parse_layout
+from flowtrain.allocator.layout import check_layout
 from flowtrain.allocator.place import Homes, Need, NodeRoom, place
 from flowtrain.allocator.profile import Profile
 from flowtrain.allocator.room import pool_room
@@ -54,11 +55,10 @@ def make_plan(
     """
     config = decide(config, shape, inventory, stats, profile).config
     sides: dict[Role, SideConfig] = {Role.PRODUCER: config.producers, Role.CONSUMER: config.consumers}
-    layouts = {role: _layout(role, side, shape) for role, side in sides.items()}
+    layouts = {role: _layout(config, role, shape) for role in sides}
     sizes = {role: layout.world_size for role, layout in layouts.items()}
-    colocated = config.placement == "colocated"
     on_gpu = _devices(config, sides, sizes, inventory)
-    threads = _threads(sides, sizes, inventory.cpus, colocated)
+    threads = _threads(config, sizes, inventory.cpus)
     homes = _homes(config, sides, sizes, threads, on_gpu, nodes)
     segment_bytes = divide(config, shape, homes, layouts[Role.PRODUCER])
     modules = {}
@@ -121,12 +121,9 @@ def num_threads(plan: Plan) -> int:
     return max(of_sides) if plan.placement == "colocated" else sum(of_sides)
 
 
-def _layout(role: Role, side: SideConfig, shape: ModelShape) -> Layout:
-    if side.layout is None:
-        return Layout(dp_replicate=side.num or 1)
-    key = f"{role}s.layout"
-    layout = parse_layout(side.layout, key)
-    check_layout(layout, role, shape, key)
+def _layout(config: Config, role: Role, shape: ModelShape) -> Layout:
+    layout = given_layout(config, role) or Layout()
+    check_layout(layout, role, shape, f"{role}s.layout")
     return layout
 
 
@@ -160,14 +157,14 @@ def _why(inventory: Inventory) -> str:
     return f" ({inventory.gpu_reason})" if inventory.gpu_reason else ""
 
 
-def _threads(sides: Mapping[Role, SideConfig], sizes: Sizes, cpus: int, colocated: bool) -> dict[Role, int]:
-    if colocated:
-        asked = [side.threads for side in sides.values() if side.threads is not None]
-        return dict.fromkeys(sides, max(asked, default=max(1, cpus // max(sizes.values()))))
-    taken = sum((side.threads or 0) * sizes[role] for role, side in sides.items())
-    num_open = sum(sizes[role] for role, side in sides.items() if side.threads is None)
+def _threads(config: Config, sizes: Sizes, cpus: int) -> dict[Role, int]:
+    given = {role: given_threads(config, role, config.placement) for role in sizes}
+    if config.placement == "colocated":
+        return {role: threads or max(1, cpus // max(sizes.values())) for role, threads in given.items()}
+    taken = sum((threads or 0) * sizes[role] for role, threads in given.items())
+    num_open = sum(sizes[role] for role, threads in given.items() if threads is None)
     share = max(1, (cpus - taken) // num_open) if num_open else 1
-    return {role: side.threads or share for role, side in sides.items()}
+    return {role: threads or share for role, threads in given.items()}
 
 
 def _homes(

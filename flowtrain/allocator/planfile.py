@@ -5,7 +5,8 @@
     consumers: {layout: r4, threads: 1}
     expected: {...}                          # for the reader; launch does not look at it
 
-The plan that a run writes into its own folder is read as well: its ranks say the threads.
+`threads` is there where the devices are cores; a plan for GPUs leaves CPU threads to the config. The plan that a run
+writes into its own folder is read as well: its ranks say the threads.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowtrain.allocator.bound import SIDES, given_layout, given_threads, side_of
 from flowtrain.allocator.layout import check_layout
 from flowtrain.allocator.report import Report
 from flowtrain.config.document import Dumper, read_document
@@ -24,7 +26,6 @@ from flowtrain.plan import Layout, layout_of, layout_text
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
-SIDES = {"producers": Role.PRODUCER, "consumers": Role.CONSUMER}
 KEYS = {"placement", "producers", "consumers", "expected", "readers", "cpus", "pool_bytes"}
 SIDE_KEYS = {"layout", "threads", "ranks", "modules"}
 
@@ -43,14 +44,17 @@ def plan_file_text(report: Report) -> str:
     """The text of a plan file."""
     data = report.to_dict()
     content: dict[str, Any] = {"placement": data["placement"]}
-    for name, role in SIDES.items():
+    for role in SIDES:
         chosen = [choice for choice in report.found.choices if choice.load.role is role]
         if not chosen:
             continue
-        first = chosen[0].candidate
-        content[name] = {"layout": layout_text(first.layout), "threads": first.threads}
+        first = chosen[0]
+        side: dict[str, Any] = {"layout": layout_text(first.candidate.layout)}
+        if report.problem.cluster[first.pool].node.on_cpu:
+            side["threads"] = first.candidate.threads
         if len(chosen) > 1:
-            content[name]["modules"] = {c.load.name: layout_text(c.candidate.layout) for c in chosen}
+            side["modules"] = {c.load.name: layout_text(c.candidate.layout) for c in chosen}
+        content[f"{role}s"] = side
     content["expected"] = data
     return document_text(content)
 
@@ -91,7 +95,8 @@ def read_plan_file(path: Path) -> PlanFile:
         raise wrong("placement", f"{data.get('placement')!r} is neither colocated nor disaggregated")
     layouts: dict[Role, str] = {}
     threads: dict[Role, int | None] = {}
-    for name, role in SIDES.items():
+    for role in SIDES:
+        name = f"{role}s"
         side = data.get(name)
         if not isinstance(side, dict) or not isinstance(side.get("layout"), str):
             raise wrong(name, "a plan says the layout of this side, such as {layout: r2, threads: 1}")
@@ -125,15 +130,15 @@ def obey(config: Config, plan: PlanFile, shape: ModelShape) -> Config:
             f"{config.allocation.placement}: change one of them"
         )
     update["allocation"] = config.allocation.model_copy(update={"placement": plan.placement})
-    for name, role in SIDES.items():
-        side = getattr(config, name)
+    for role in SIDES:
+        name, side = f"{role}s", side_of(config, role)
         layout, key = plan.layouts[role], f"{name}.layout"
         place = plan.places.get(key, "")
         try:
             planned = layout_of(layout)
         except ValueError as error:
             raise PlanError(f"{place}: {key}: {error}") from None
-        asked = layout_of(side.layout) if side.layout else Layout(dp_replicate=side.num) if side.num else planned
+        asked = given_layout(config, role) or planned
         if asked != planned:
             raise PlanError(
                 f"{place}: {key}: the plan says {layout} and the config {layout_text(asked)}: change one of them"
@@ -145,9 +150,10 @@ def obey(config: Config, plan: PlanFile, shape: ModelShape) -> Config:
             raise PlanError(
                 f"{place}: {key}: colocated sides are as many whole copies each, and the plan says {layout}"
             )
-        count = plan.threads[role] or side.threads
-        if side.threads is not None and count != side.threads:
+        given = given_threads(config, role, plan.placement)
+        count = plan.threads[role] or given
+        if given is not None and count != given:
             at = plan.places.get(f"{name}.threads", place)
-            raise PlanError(f"{at}: {name}.threads: the plan says {count} and the config {side.threads}: change one")
+            raise PlanError(f"{at}: {name}.threads: the plan says {count} and the config {given}: change one of them")
         update[name] = side.model_copy(update={"num": None, "layout": layout, "threads": count})
     return config.model_copy(update=update)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from flowtrain.allocator.hardware import Cluster
+from flowtrain.allocator.hardware import Cluster, num_devices
 from flowtrain.allocator.loads import loads_of
 from flowtrain.allocator.solve import ANYWHERE, Problem
 from flowtrain.allocator.stats import DataStats
@@ -51,7 +51,7 @@ class Question:
         mean = max((load.tokens for load in encoders), default=1.0)
         # A sample that is larger than a unit goes alone.
         unit = max(self.unit_patches or int(UNIT_SAMPLES * mean), longest)
-        devices = sum(pool.devices for pool in self.cluster)
+        devices = num_devices(self.cluster)
         step = self.step_samples or max(
             256, round(PACKS_PER_DEVICE * devices * min(self.pack_tokens) / max(1.0, loads[-1].tokens))
         )
@@ -75,7 +75,7 @@ def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cl
     step = config.train.step.samples
     if step is None:
         assert config.train.step.packs is not None
-        devices = sum(pool.devices for pool in cluster)
+        devices = num_devices(cluster)
         mean = float(stats.within(config.packing.max_tokens).lengths.mean())
         step = max(1, round(config.train.step.packs * devices * config.packing.max_tokens / mean))
     placement = config.allocation.placement

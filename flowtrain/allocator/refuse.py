@@ -6,18 +6,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from flowtrain.allocator.candidates import Scope, candidate_blocks
+from flowtrain.allocator.hardware import MOST_DEVICES, num_devices
 from flowtrain.allocator.options import Keep, MemoryModel, capacity_bytes, options
 from flowtrain.allocator.search import tables
 from flowtrain.allocator.solve import Problem, solve
-from flowtrain.errors import PlanError
 
 MOST_NODES_FACTOR = 256
+"""By which the number of nodes is multiplied at most, within `MOST_DEVICES`."""
 GIGA = 1e9
 
 
-def refusal(problem: Problem, memory: MemoryModel, scope: Scope) -> PlanError:
-    """The error for a problem of which `search` found no plan: what binds, with both numbers, and what to change."""
-    return PlanError(f"no plan fits: {_binding(problem, memory, scope)}; {_nearest(problem, memory, scope)}")
+def refusal(problem: Problem, memory: MemoryModel, scope: Scope) -> str:
+    """On a problem of which `search` found no plan: what binds, with both numbers, and what to change."""
+    return f"no plan fits: {_binding(problem, memory, scope)}; {_nearest(problem, memory, scope)}"
 
 
 def _binding(problem: Problem, memory: MemoryModel, scope: Scope) -> str:
@@ -81,6 +82,8 @@ def _more_nodes(problem: Problem) -> Iterator[tuple[str, Problem]]:
     factor = 2
     while factor <= MOST_NODES_FACTOR:
         cluster = tuple(replace(pool, num_nodes=pool.num_nodes * factor) for pool in problem.cluster)
+        if num_devices(cluster) > MOST_DEVICES:
+            return
         yield (
             " + ".join(f"{pool.num_nodes} x {pool.node.devices} {pool.node.name}" for pool in cluster),
             replace(problem, cluster=cluster),

@@ -7,17 +7,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from flowtrain.allocator.explain import Effect, Explanation
+from flowtrain.allocator.hardware import num_devices
 from flowtrain.allocator.load import RECOMPUTE
 from flowtrain.allocator.solve import Choice, Problem, Solution
 from flowtrain.plan import layout_text
 
 BAR = 24
+SMALL_PART = 0.005
+"""Share of the memory below which a part is not named in the text."""
 GIGA = 1e9
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`notes`: what was assumed, in sentences; `parts`: bytes of a device by part, for each module."""
+    """`notes`: what was assumed, in sentences; `parts`: bytes of a device (of a process, on a CPU) by part, for each
+    module, without the context."""
 
     model: str
     problem: Problem
@@ -43,6 +47,8 @@ class Report:
     def module(self, choice: Choice) -> dict[str, Any]:
         node = self.problem.cluster[choice.pool].node
         c = choice.candidate
+        # On a CPU the search counts memory by core, and a process has that of its threads.
+        parts = {**self.parts[choice.load.name], "context": node.context_bytes}
         return {
             "layout": layout_text(c.layout),
             "devices": c.devices,
@@ -54,9 +60,9 @@ class Report:
             "packs_per_step": choice.packs,
             "samples_per_second": 1.0 / choice.seconds if choice.seconds else None,
             "mfu_percent": 100.0 * self.found.rate * choice.load.train_flops / self._peak([choice]),
-            "memory_bytes": choice.memory_bytes + node.context_bytes,
+            "memory_bytes": choice.memory_bytes * c.threads + node.context_bytes,
             "device_memory_bytes": node.memory_bytes * c.threads,
-            "memory_parts_bytes": dict(self.parts.get(choice.load.name, {})),
+            "memory_parts_bytes": parts,
             "shares_devices": self.found.partition[choice.group] != (self.problem.loads.index(choice.load),),
         }
 
@@ -71,7 +77,7 @@ class Report:
             "tokens_per_second_per_device": found.rate * tokens / found.devices,
             "mfu_percent": self.mfu_percent,
             "devices": found.devices,
-            "devices_available": sum(pool.devices for pool in problem.cluster),
+            "devices_available": num_devices(problem.cluster),
             "step_samples": problem.job.step_samples,
             "step_seconds": problem.job.step_samples / found.rate,
             "fill_and_drain_seconds": found.fill_seconds * problem.job.step_samples,
@@ -143,13 +149,11 @@ class Report:
         m = self.module(choice)
         used, there = m["memory_bytes"], m["device_memory_bytes"]
         full = round(BAR * min(1.0, used / there))
-        parts = ", ".join(
-            f"{name} {size / GIGA:.3g}" for name, size in m["memory_parts_bytes"].items() if size >= 0.005 * there
-        )
+        large = {name: size for name, size in m["memory_parts_bytes"].items() if size >= SMALL_PART * there}
+        large["others"] = used - sum(large.values())
+        parts = ", ".join(f"{name} {size / GIGA:.3g}" for name, size in large.items() if size >= SMALL_PART * used)
         bar = "#" * full + "." * (BAR - full)
-        return f"memory  {choice.load.name:<10} [{bar}] {used / GIGA:.3g} of {there / GIGA:.3g} GB" + (
-            f": {parts}" if parts else ""
-        )
+        return f"memory  {choice.load.name:<10} [{bar}] {used / GIGA:.3g} of {there / GIGA:.3g} GB: {parts}"
 
 
 def _table(rows: Iterator[tuple[str, ...]]) -> Iterator[str]:

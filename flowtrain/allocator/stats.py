@@ -105,7 +105,8 @@ def read_stats(path: Path) -> DataStats:
         DataError: it cannot be read, or has no row with sizes.
     """
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist: give what `flowtrain data scan` writes, or a trace")
+        why = "is a folder" if path.is_dir() else "does not exist"
+        raise ConfigError(f"{path} {why}: give what `flowtrain data scan` writes, or a trace")
     if path.suffix == ".parquet":
         found = read_trace(path, trained_share=TRAINED_SHARE, about=MAX_SAMPLES)[0]
     else:

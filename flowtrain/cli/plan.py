@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flowtrain.cli.options import Debug, JsonFile, Overrides
-from flowtrain.errors import ConfigError
+from flowtrain.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
     from flowtrain.allocator.problem import Question
@@ -40,7 +40,7 @@ def plan(
         typer.Option(
             "--device",
             metavar="NAME[:NODES]",
-            help="a100, h100, h200, b200, mi300x, l40s, ascend910b, cpu; may be repeated for a mixed cluster.",
+            help="Such as h100, b200, mi300x, cpu (docs/allocator.md has all); may be repeated for a mixed cluster.",
         ),
     ] = None,
     data: Annotated[Path | None, typer.Option("--data", metavar="FILE", help="Row sizes: a scan or a trace.")] = None,
@@ -72,7 +72,7 @@ def plan(
     """Find the best plan for a cluster that need not be here, and say what to expect and why it is that one."""
     import json
 
-    from flowtrain.cli.question import cluster_of, placements_of, question_for, read_config
+    from flowtrain.cli.question import cluster_of, dtype_of, placements_of, question_for, read_config
     from flowtrain.cli.rundir import writing
     from flowtrain.telemetry.files import write_atomic
 
@@ -92,8 +92,8 @@ def plan(
         raise ConfigError("say which devices to plan for, such as --device h100 or --profile for this machine")
     cluster = cluster_of(device or [DEFAULT_DEVICE], nodes, devices_per_node)
     question, notes = question_for(config, source, data, cluster, freeze or [], step_samples, pack_tokens)
-    question = replace(question, dtype=dtype or question.dtype, placements=placements_of(placement, question))
-    report = _report(question, policy or (config.policy if config else "flow_matching"), source, notes)
+    question = replace(question, dtype=dtype_of(dtype, question), placements=placements_of(placement, question))
+    report = _report(question, config, policy or (config.policy if config else "flow_matching"), source, notes)
     typer.echo(report.text())
     for file, text in ((json_file, json.dumps(report.to_dict(), indent=2) + "\n"), (out, _plan_text(report))):
         if file is not None:
@@ -101,7 +101,8 @@ def plan(
                 write_atomic(file, text)
 
 
-def _report(question: Question, policy: str, source: Path, notes: list[str]) -> Report:
+def _report(question: Question, config: Config | None, policy: str, source: Path, notes: list[str]) -> Report:
+    from flowtrain.allocator.bound import bound_note, bound_scope
     from flowtrain.allocator.candidates import WHOLE
     from flowtrain.allocator.explain import explain
     from flowtrain.allocator.footprint import device_bytes
@@ -114,12 +115,13 @@ def _report(question: Question, policy: str, source: Path, notes: list[str]) -> 
     if policy not in POLICIES:
         raise ConfigError(f"--policy {policy}: choose among {', '.join(POLICIES)}")
     problem = question.problem()
-    found = POLICIES[policy](problem, device_bytes, WHOLE)
+    scope, bound = (WHOLE, []) if config is None else (bound_scope(config), bound_note(config))
+    found = POLICIES[policy](problem, device_bytes, scope)
     if found is None:
-        raise refusal(problem, device_bytes, WHOLE)
+        raise PlanError("; ".join([refusal(problem, device_bytes, scope), *bound]))
     unused = unused_encoders(question.shape, question.stats)
-    notes = [*notes, *(f"the data have nothing for {name}: it gets no devices" for name in unused)]
-    why = explain(problem, device_bytes, found, WHOLE, question.other_data())
+    notes = [*notes, *bound, *(f"the data have nothing for {name}: it gets no devices" for name in unused)]
+    why = explain(problem, device_bytes, found, scope, question.other_data())
     parts = {
         choice.load.name: memory_of(choice.load, choice.candidate, problem.job).parts() for choice in found.choices
     }

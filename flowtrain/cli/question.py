@@ -25,13 +25,12 @@ def read_config(source: Path, overrides: list[str] | None) -> Config:
 
 def cluster_of(names: list[str], nodes: int | None, devices_per_node: int | None) -> Cluster:
     """The devices that `--device`, `--nodes` and `--devices-per-node` name."""
-
-    from flowtrain.allocator.hardware import NodePool, node_type
+    from flowtrain.allocator.hardware import MOST_DEVICES, NodePool, node_type, num_devices
 
     pools = []
     for text in names:
         name, _, count = text.partition(":")
-        if count and not (count.isdigit() and int(count)):
+        if count and not (count.isascii() and count.isdigit() and int(count)):
             raise ConfigError(f"--device {text}: after the colon stands the number of nodes, such as h100:4")
         try:
             node = node_type(name)
@@ -40,6 +39,11 @@ def cluster_of(names: list[str], nodes: int | None, devices_per_node: int | None
         if devices_per_node is not None:
             node = replace(node, devices=devices_per_node)
         pools.append(NodePool(node, int(count) if count else nodes or 1))
+    if (total := num_devices(pools)) > MOST_DEVICES:
+        raise ConfigError(
+            f"--device, --nodes and --devices-per-node make {total} devices and a plan has at most {MOST_DEVICES}: "
+            f"lower them"
+        )
     return tuple(pools)
 
 
@@ -68,6 +72,8 @@ def question_for(
     modules = {module.value for module in Module}
     if unknown := [name for name in freeze if name not in modules]:
         raise ConfigError(f"--freeze {unknown[0]}: choose among {', '.join(sorted(modules))}")
+    if set(freeze) == modules:
+        raise ConfigError("--freeze names every module and nothing would train: leave one out")
     question = Question(
         shape, stats, frozenset(map(Module, freeze)), cluster, step_samples=step_samples,
         pack_tokens=tuple(sorted(set(pack_tokens or DEFAULT_PACK_TOKENS))),
@@ -83,6 +89,15 @@ def _stats(config: Config | None, data: Path | None, most: int, audio: bool) -> 
         return stats, [stats.summary()]
     stats = assumed_stats(most, audio)
     return stats, [f"{stats.summary()} (give --data, or run `flowtrain data scan`)"]
+
+
+def dtype_of(name: str | None, question: Question) -> str:
+    """The dtype that `--dtype` names; without it that of the question."""
+    from flowtrain.shapes import DTYPE_BYTES
+
+    if name is not None and name not in DTYPE_BYTES:
+        raise ConfigError(f"--dtype {name}: choose among {', '.join(sorted(DTYPE_BYTES))}")
+    return name or question.dtype
 
 
 def placements_of(placement: str | None, question: Question) -> frozenset[str]:

@@ -39,8 +39,8 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         what = f"{path} cannot be written: {error.strerror}"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise PlanError(f"{what}; free disk space or choose another run.dir") from error
-        raise ConfigError(f"{what}; choose a folder that you may write to (run.dir)") from error
+            raise PlanError(f"{what}; free disk space, or choose another place") from error
+        raise ConfigError(f"{what}; choose a place that you may write to") from error
 
 
 @dataclass(frozen=True, slots=True)

@@ -206,14 +206,6 @@ class Directory:
         """Where the owner will find each block of a unit that is reserved."""
         return self._units[unit]
 
-    def state(self, address: Address) -> Lease:
-        """The state of a block that is reserved and not released."""
-        return self._blocks[address].state
-
-    def holders(self, address: Address) -> frozenset[Holder]:
-        """Who has a lease on a block that is reserved and not released."""
-        return frozenset(self._blocks[address].holders)
-
     def _find(self, ref: EmbeddingRef, event: Event) -> _Block:
         block = self._blocks.get(ref.address)
         if block is None:

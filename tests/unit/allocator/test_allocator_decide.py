@@ -174,6 +174,17 @@ def test_gpus_are_divided_as_the_smallest_of_them(emoji: Path, shape: ModelShape
     assert pool.node.link_bandwidth == PCIE_BANDWIDTH
 
 
+def test_threads_of_a_process_on_a_gpu_take_cores_and_no_more_gpus(emoji: Path, shape: ModelShape) -> None:
+    machine = Inventory(64, 8, 64 * GIB, GIB, (H100,) * 8)
+    open_sides = config(emoji, model={"path": emoji / "model", "dtype": "bfloat16"})
+    free = decide(open_sides, shape, machine).config
+    threads = {name: getattr(open_sides, name).model_copy(update={"threads": 4}) for name in ("producers", "consumers")}
+    given = decide(open_sides.model_copy(update=threads), shape, machine).config
+    assert free.producers.num + free.consumers.num == 8
+    assert (given.producers.num, given.consumers.num) == (free.producers.num, free.consumers.num)
+    assert given.producers.threads == 4
+
+
 def test_sizes_beside_the_rows_are_found(tmp_path: Path) -> None:
     rows = tmp_path / "train.jsonl"
     assert known_stats(rows) is None

@@ -197,7 +197,7 @@ def test_the_explanation_holds(seven: ModelShape) -> None:
     assert more is not None
     assert fewer > 0 > more
     assert all(effect.gain_percent is None or effect.gain_percent >= -1e-6 for effect in why.levers)
-    assert "sets the rate" in why.binding
+    assert "the rate; " in why.binding
 
 
 def test_what_does_not_fit_is_refused_with_a_way_out(seven: ModelShape) -> None:
@@ -205,10 +205,8 @@ def test_what_does_not_fit_is_refused_with_a_way_out(seven: ModelShape) -> None:
     problem = replace(question(seven, 1).problem(), cluster=(NodePool(one, 1),))
     assert search(problem, device_bytes) is None
     error = refusal(problem, device_bytes, WHOLE)
-    assert isinstance(error, PlanError)
-    assert error.exit_code == 4
-    assert "GB" in str(error) or "at least" in str(error)
-    nodes = int(str(error).split("it would fit on ")[1].split(" x ")[0])
+    assert "GB" in error or "at least" in error
+    nodes = int(error.split("it would fit on ")[1].split(" x ")[0])
     larger = replace(problem, cluster=(NodePool(one, nodes),))
     assert search(larger, device_bytes) is not None
 
@@ -216,7 +214,7 @@ def test_what_does_not_fit_is_refused_with_a_way_out(seven: ModelShape) -> None:
 def test_short_packs_are_told_to_grow(seven: ModelShape) -> None:
     problem = question(seven, 8).problem()
     short = replace(problem, job=replace(problem.job, pack_tokens=(64,)))
-    assert "packing.max_tokens" in str(refusal(short, device_bytes, WHOLE))
+    assert "packing.max_tokens" in refusal(short, device_bytes, WHOLE)
 
 
 @pytest.mark.parametrize(
@@ -259,3 +257,14 @@ def test_an_encoder_beside_the_backbone_takes_images_as_they_come(seven: ModelSh
     assert many.shared_rate[0] < many.rate[0]
     assert alone.shared_rate[0] == alone.rate[0]
     assert load.role is Role.PRODUCER
+
+
+def test_the_page_has_the_hardware_table() -> None:
+    page = (Path(__file__).parents[3] / "docs/allocator.md").read_text()
+    told = {cells[0]: cells[1:] for line in page.splitlines() if len(cells := line.strip("| ").split(" | ")) == 8}
+    for name, node in HARDWARE.items():
+        figures = (
+            node.peak_flops["bfloat16"] / 1e12, node.peak_flops["float32"] / 1e12, node.memory_bytes / 1e9,
+            node.memory_bandwidth / 1e12, node.link_bandwidth / 1e9, node.network_bandwidth / 1e9,
+        )  # fmt: skip
+        assert told[name] == [*(f"{figure:g}" for figure in figures), node.source]

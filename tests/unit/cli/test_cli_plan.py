@@ -12,7 +12,7 @@ import pytest
 import yaml
 from profiles import MADE
 
-from flowtrain.allocator.planfile import read_plan_file
+from flowtrain.allocator.planfile import obey, read_plan_file
 from flowtrain.allocator.profile import (
     Measured,
     PackWork,
@@ -25,6 +25,7 @@ from flowtrain.cli.main import make_app
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.shapes import read_shape
 from flowtrain.types import Role
 
 EXAMPLE = Path(__file__).parents[3] / "examples/emoji"
@@ -57,10 +58,16 @@ def test_a_model_folder_on_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert result["samples_per_second"] > 0
     assert {"vision", "backbone"} == set(result["modules"])
     assert result["modules"]["backbone"]["memory_parts_bytes"]["weights"] > 0
+    assert_parts_add_up(result)
     read = read_plan_file(plan)
     assert read.placement == "disaggregated"
     assert read.layouts[Role.CONSUMER] == result["modules"]["backbone"]["layout"]
     assert yaml.safe_load(plan.read_text())["expected"]["samples_per_second"] == result["samples_per_second"]
+
+
+def assert_parts_add_up(result: dict[str, Any]) -> None:
+    for module in result["modules"].values():
+        assert sum(module["memory_parts_bytes"].values()) == pytest.approx(module["memory_bytes"])
 
 
 def test_a_config_with_mixed_devices_and_a_policy(tmp_path: Path) -> None:
@@ -72,6 +79,38 @@ def test_a_config_with_mixed_devices_and_a_policy(tmp_path: Path) -> None:
     result = json.loads(data.read_text())
     assert result["devices_available"] == 24
     assert result["step_samples"] == 32
+
+
+@pytest.mark.parametrize(
+    ("device", "settings"),
+    [
+        (("cpu", "--devices-per-node", "4"), ("producers.threads=2",)),
+        (("cpu", "--devices-per-node", "4"), ("producers.threads=null", "consumers.threads=2")),
+        (("cpu", "--devices-per-node", "4"), ("producers.threads=2", "allocation.placement=colocated")),
+        (("cpu", "--devices-per-node", "6"), ("producers.num=null", "consumers.num=2")),
+        (("h100",), ("producers.threads=2", "consumers.threads=3", "model.dtype=bfloat16")),
+        (("h100",), ("producers.num=null", "consumers.layout=f2", "consumers.num=null")),
+    ],
+)
+def test_a_launch_obeys_the_plan_of_its_own_config(
+    tmp_path: Path, device: tuple[str, ...], settings: tuple[str, ...]
+) -> None:
+    """What is set binds the plan, and what is open comes from it."""
+    plan, data = tmp_path / "plan.yaml", tmp_path / "plan.json"
+    chosen = [text for one in settings for text in ("--set", one)]
+    run(EXAMPLE / "emoji.yaml", "--device", *device, *chosen, "--out", plan, "--json", data)
+    assert_parts_add_up(json.loads(data.read_text()))
+    config = load_config(EXAMPLE / "emoji.yaml", settings).config
+    read = read_plan_file(plan)
+    obeyed = obey(config, read, read_shape(config.model.path))
+    for role, before, after in (
+        (Role.PRODUCER, config.producers, obeyed.producers), (Role.CONSUMER, config.consumers, obeyed.consumers),
+    ):  # fmt: skip
+        assert after.layout == read.layouts[role]
+        if before.num is not None:
+            assert after.layout == f"r{before.num}"
+        if before.threads is not None and obeyed.placement != "colocated":
+            assert after.threads == before.threads
 
 
 def measured(config: Config) -> Profile:
@@ -117,6 +156,12 @@ def test_a_profile_plans_this_machine(tmp_path: Path, capsys: pytest.CaptureFixt
         (["emoji.yaml"], ConfigError, "--device h100"),
         (["emoji.yaml", "--device", "abacus"], ConfigError, "abacus"),
         (["emoji.yaml", "--device", "h100:none"], ConfigError, "number of nodes"),
+        (["model", "--device", "h100:²"], ConfigError, "number of nodes"),
+        (["model", "--device", "h100:9999999"], ConfigError, "79999992 devices .* 262144"),
+        (["model", "--dtype", "int4"], ConfigError, "bfloat16"),
+        (["model", "--freeze", "encoder", "--freeze", "projector", "--freeze", "backbone"], ConfigError, "train"),
+        (["model", "--data", "."], ConfigError, "folder"),
+        (["emoji.yaml", "--device", "h100", "--set", "producers.num=64"], PlanError, "producers.num: 64"),
         (["emoji.yaml", "--device", "h100", "--freeze", "encoder"], ConfigError, "--set"),
         (["model", "--set", "train.lr=1"], ConfigError, "--set"),
         (["model", "--freeze", "head"], ConfigError, "backbone"),
