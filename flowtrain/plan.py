@@ -75,6 +75,10 @@ class RankPlan:
     segment_bytes: int = 0
     node: int = 0
 
+    @property
+    def on_gpu(self) -> bool:
+        return self.device.startswith("cuda")
+
 
 @dataclass(frozen=True, slots=True)
 class ModulePlan:
@@ -91,7 +95,8 @@ class ModulePlan:
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The whole run. `placement` is `colocated` (producer and consumer of a rank share a process and its device; a
-    single one is the driver itself, without Ray) or `disaggregated`."""
+    single one is the driver itself, without Ray) or `disaggregated`; `spare`: producers that may be added while it goes
+    on, in the order in which they come."""
 
     placement: str
     producers: ModulePlan
@@ -99,3 +104,4 @@ class Plan:
     readers: int
     cpus: int
     pool_bytes: int
+    spare: tuple[RankPlan, ...] = ()

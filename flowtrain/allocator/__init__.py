@@ -5,7 +5,7 @@ Config, ModelShape, Inventory ──decide──▶ Config ──make_plan──
 """
 
 from flowtrain.allocator.decide import decide
-from flowtrain.allocator.describe import describe_plan, plan_from_dict, plan_to_dict
+from flowtrain.allocator.describe import describe_plan, plan_to_dict
 from flowtrain.allocator.inventory import Inventory, local_inventory
 from flowtrain.allocator.make import make_plan, plan_warnings
 from flowtrain.allocator.place import NodeRoom
@@ -20,7 +20,6 @@ __all__ = [
     "known_stats",
     "local_inventory",
     "make_plan",
-    "plan_from_dict",
     "plan_to_dict",
     "plan_warnings",
     "pool_room",

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Any
 
-from flowtrain.allocator.layout import parse_layout
 from flowtrain.plan import ModulePlan, Plan, RankPlan, layout_text
-from flowtrain.types import Role
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
-    """JSON and YAML ready; `plan_from_dict` reads it back."""
+    """JSON and YAML ready; `spare` is there where producers may come."""
     return {
         "placement": plan.placement,
         "producers": _side_to_dict(plan.producers),
@@ -19,18 +17,8 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "readers": plan.readers,
         "cpus": plan.cpus,
         "pool_bytes": plan.pool_bytes,
+        **({"spare": _ranks_to_list(plan.spare)} if plan.spare else {}),
     }
-
-
-def plan_from_dict(values: Mapping[str, Any]) -> Plan:
-    return Plan(
-        placement=values["placement"],
-        producers=_side_from_dict(Role.PRODUCER, values["producers"]),
-        consumers=_side_from_dict(Role.CONSUMER, values["consumers"]),
-        readers=values["readers"],
-        cpus=values["cpus"],
-        pool_bytes=values["pool_bytes"],
-    )
 
 
 def describe_plan(plan: Plan) -> str:
@@ -54,15 +42,8 @@ def _mebibytes(size: int) -> str:
 
 
 def _side_to_dict(side: ModulePlan) -> dict[str, Any]:
-    ranks = [
-        {"device": r.device, "threads": r.threads, "segment_bytes": r.segment_bytes, "node": r.node} for r in side.ranks
-    ]
-    return {"layout": layout_text(side.layout), "ranks": ranks}
+    return {"layout": layout_text(side.layout), "ranks": _ranks_to_list(side.ranks)}
 
 
-def _side_from_dict(role: Role, values: Mapping[str, Any]) -> ModulePlan:
-    ranks = tuple(
-        RankPlan(role, number, rank["device"], rank["threads"], rank["segment_bytes"], rank.get("node", 0))
-        for number, rank in enumerate(values["ranks"])
-    )
-    return ModulePlan(role, parse_layout(values["layout"], f"{role}s.layout"), ranks)
+def _ranks_to_list(ranks: Iterable[RankPlan]) -> list[dict[str, Any]]:
+    return [{"device": r.device, "threads": r.threads, "segment_bytes": r.segment_bytes, "node": r.node} for r in ranks]

@@ -65,7 +65,7 @@ def raise_open_files(plan: Plan, limits: ProcessLimits) -> None:
 
 def limit_warnings(plan: Plan, limits: ProcessLimits) -> list[str]:
     """What will run slower than it could because of a limit; one line each."""
-    on_gpu = any(rank.device.startswith("cuda") for side in (plan.producers, plan.consumers) for rank in side.ranks)
+    on_gpu = any(rank.on_gpu for side in (plan.producers, plan.consumers) for rank in side.ranks)
     if not on_gpu or limits.locked_bytes == resource.RLIM_INFINITY or limits.locked_bytes >= plan.pool_bytes:
         return []
     return [

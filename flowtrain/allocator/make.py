@@ -84,7 +84,7 @@ def make_plan(
         pool_bytes=sum(sum(of_side) for of_side in segment_bytes.values()),
     )
     _check_replan(config, plan)
-    plan = with_spare(config, plan)
+    plan = with_spare(config, plan, nodes)
     _check_cores(config, plan)
     _check_memory(config, plan, inventory)
     pool_room(config, shape, plan)

@@ -60,14 +60,14 @@ def place(needs: Sequence[Need], nodes: Sequence[NodeRoom] | None) -> Homes:
         if need.node is not None and need.node >= len(nodes):
             raise PlanError(
                 f"{need.role}s.node is {need.node} and the cluster has {len(nodes)} nodes, numbered from 0 "
-                f"({_rooms(nodes)}): set it to one of them"
+                f"({describe_rooms(nodes)}): set it to one of them"
             )
     for homes in _ways(needs, nodes):
         if homes is not None:
             return homes
     asked = "; ".join(f"{need.num} {need.role}s with {_amount(need.cpus, need.gpus)} each{_at(need)}" for need in needs)
     raise PlanError(
-        f"the plan asked for {asked}; available per node: {_rooms(nodes)}: lower `num` or `threads`, "
+        f"the plan asked for {asked}; available per node: {describe_rooms(nodes)}: lower `num` or `threads`, "
         f"or set cluster.oversubscribe: true"
     )
 
@@ -117,7 +117,8 @@ def _distinct(nodes: Sequence[NodeRoom]) -> list[int]:
     return kept
 
 
-def _rooms(nodes: Sequence[NodeRoom]) -> str:
+def describe_rooms(nodes: Sequence[NodeRoom]) -> str:
+    """What each node has, in words."""
     told = [f"node {n} ({node.name}) {_amount(node.cpus, node.gpus)}" for n, node in enumerate(nodes[:MAX_TOLD])]
     return ", ".join(told) + (f" and {len(nodes) - MAX_TOLD} more" if len(nodes) > MAX_TOLD else "")
 

@@ -26,7 +26,7 @@ from flowtrain.plan import Layout, layout_of, layout_text
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
-KEYS = {"placement", "producers", "consumers", "expected", "readers", "cpus", "pool_bytes"}
+KEYS = {"placement", "producers", "consumers", "expected", "readers", "cpus", "pool_bytes", "spare"}
 SIDE_KEYS = {"layout", "threads", "ranks", "modules"}
 
 

@@ -86,8 +86,6 @@ class Rates:
     """The same when the module shares its devices with the backbone: each rank encodes the images of its own packs."""
     packs: Integers
     beat_seconds: Floats
-    exposed_seconds: Floats
-    """Of a step: gradients' reduction and optimizer."""
 
 
 class Work(NamedTuple):
@@ -114,11 +112,10 @@ def rates(load: ModuleLoad, table: CandidateTable | Candidate, node: NodeType, j
     )
     beat = beats(load, c, node, job, work)
     reduction, optimizer = step_end(load, c, node, beat)
-    exposed = reduction + optimizer
     imbalance = job.imbalance if load.role is Role.CONSUMER else job.unit_imbalance
-    step = imbalance * (packs + (c.pp - 1) / c.vpp) * beat + exposed
+    step = imbalance * (packs + (c.pp - 1) / c.vpp) * beat + reduction + optimizer
     rate = np.where(packs >= c.pp, job.step_samples / step, 0.0)
-    return Rates(rate, rate / _own_images(load, c, samples), packs, beat, exposed)
+    return Rates(rate, rate / _own_images(load, c, samples), packs, beat)
 
 
 def beats(load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, work: Work) -> Floats:

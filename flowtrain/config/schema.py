@@ -172,6 +172,9 @@ class PoolConfig(Section):
     huge_pages: Literal["auto", "off", "explicit"] = Field(
         "auto", description="`auto`: transparent where allowed; `explicit`: of those reserved by vm.nr_hugepages."
     )
+    checksum: bool = Field(
+        False, description="Write and check a CRC of every block, to find stray writes: slower, for debugging."
+    )
 
 
 class PackingConfig(Section):

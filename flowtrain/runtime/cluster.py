@@ -184,4 +184,4 @@ def _probe(address: str) -> None:
 
 
 def _gpus(plan: RankPlan) -> int:
-    return int(plan.device.startswith("cuda"))
+    return int(plan.on_gpu)

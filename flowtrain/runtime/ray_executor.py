@@ -157,7 +157,7 @@ class RayExecutor:
         actor_class = ray.remote(concurrency_groups={"work": 1, "control": 4})(StageActor)
         options = {
             "num_cpus": self.cluster.cpus_of(plan),
-            "num_gpus": int(plan.device.startswith("cuda")),
+            "num_gpus": int(plan.on_gpu),
             "max_restarts": 0,
             "scheduling_strategy": NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),
         }

@@ -32,9 +32,9 @@ from typing import Any, Protocol
 from flowtrain.allocator.drift import Drift, Expected, Rule
 from flowtrain.allocator.predict import Setup, predict
 from flowtrain.allocator.profile import read_profile
-from flowtrain.allocator.spare import most_producers, producer_rank
 from flowtrain.config.loading import config_to_json
 from flowtrain.config.schema import Config
+from flowtrain.errors import PlanError
 from flowtrain.packing import CostModel
 from flowtrain.packing.compose import Composer
 from flowtrain.plan import Layout, Plan, RankPlan
@@ -88,10 +88,11 @@ def make_replan(
     allocation = config.allocation
     if log is not None or allocation.replan == "off" or plan.placement == "colocated":
         replayed = [] if log is None else [Change(*change) for change in log.replans(composer.step + 1)]
+        _check_replayed(plan, replayed)
         return Replan(config, plan, run_dir, composer, reduced_roles, replayed=replayed)
     number, consumers = len(plan.producers.ranks), plan.consumers.ranks
     on_cpu = all(rank.device == "cpu" for rank in (*plan.producers.ranks, *consumers))
-    most = most_producers(config, plan) if allocation.replan == "auto" else allocation.max_producers or 2 * number
+    most = number + len(plan.spare) if allocation.replan == "auto" else allocation.max_producers or 2 * number
     rule = Rule(
         max_producers=max(most, number),
         num_consumers=plan.consumers.layout.dp_degree,
@@ -107,6 +108,16 @@ def make_replan(
     drift = Drift(rule, number, _expected(config, plan, on_cpu))
     watch = DriftWatch(drift, plan.consumers.layout.dp_degree, config.trainable_encoder, work)
     return Replan(config, plan, run_dir, composer, reduced_roles, watch)
+
+
+def _check_replayed(plan: Plan, changes: Iterable[Change]) -> None:
+    there = len(plan.producers.ranks) + len(plan.spare)
+    most = max((change.producers for change in changes), default=there)
+    if most > there:
+        raise PlanError(
+            f"the log that is replayed comes to {most} producers and the plan has room for {there}: set "
+            f"allocation.replan: auto and allocation.max_producers: {most} or more, on nodes with as many cores"
+        )
 
 
 def _expected(config: Config, plan: Plan, on_cpu: bool) -> Expected | None:
@@ -322,4 +333,5 @@ class Replan:
         return [(Role.PRODUCER, rank) for rank in ranks]
 
     def _ranks(self, ranks: Iterable[int]) -> list[RankPlan]:
-        return [producer_rank(self.plan, rank) for rank in ranks]
+        named = (*self.plan.producers.ranks, *self.plan.spare)
+        return [named[rank] for rank in ranks]

@@ -16,7 +16,7 @@ import yaml
 
 from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings
 from flowtrain.allocator.limits import limit_warnings, process_limits, raise_open_files
-from flowtrain.allocator.spare import spare_ranks, with_producers
+from flowtrain.allocator.spare import with_producers
 from flowtrain.config.schema import Config
 from flowtrain.data.stream import BLOCK_ROWS, SampleStream
 from flowtrain.errors import Interrupted, Terminated
@@ -273,7 +273,7 @@ def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: Sto
         cluster = stack.enter_context(Cluster(config.cluster))
     processes = [rank for rank in all_ranks(plan) if not (colocated and rank.role is Role.CONSUMER)]
     with stop.held():
-        cluster.start([*processes, *spare_ranks(config, plan)])
+        cluster.start([*processes, *plan.spare])
     executor = RayExecutor(cluster, config.cluster.start_timeout_seconds, colocated)
     stack.callback(executor.close)
     return executor

@@ -61,8 +61,13 @@ def make_pool(
     names = transport_names(config, local=local, spread=spec.spread)
     transports = make_carriers(names, segment, endpoint)
     entry = register(_entry(spec, segment)) if segment is not None else None
-    timeout_seconds = config.run.timeout_seconds
-    return PoolClient(segment, transports, timeout_seconds=timeout_seconds, registration=entry)
+    return PoolClient(
+        segment,
+        transports,
+        checksum=config.pool.checksum,
+        timeout_seconds=config.run.timeout_seconds,
+        registration=entry,
+    )
 
 
 def make_carriers(names: Sequence[str], segment: OwnSegment | None, endpoint: bytes | None) -> dict[str, Transport]:

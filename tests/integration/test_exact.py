@@ -53,7 +53,7 @@ def test_decoupled_equals_plain(train: Train, freeze: str, sides: str) -> None:
         pytest.param(("mode=monolithic",), id="colocated"),
         pytest.param(("mode=disaggregated", "producers.num=2"), id="disaggregated"),
         pytest.param(("pool.exchange=barrier_step", "producers.num=2", "consumers.num=2"), id="barrier-step"),
-        pytest.param(("producers.backward=recompute",), id="recompute"),
+        pytest.param(("producers.backward=recompute", "pool.checksum=true"), id="recompute-checksums"),
         pytest.param(("mode=monolithic", "producers.backward=recompute"), id="colocated-recompute"),
         pytest.param(("train.gradient_checkpointing=true",), id="checkpointing"),
         pytest.param(("producers.num=2", "debug.delays.producer_unit_ms={0: 100}"), id="slowed-producer"),

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from allocator_inputs import config
 
 from flowtrain.allocator import (
     Inventory,
     describe_plan,
     make_plan,
-    plan_from_dict,
     plan_to_dict,
     plan_warnings,
     pool_room,
@@ -201,7 +201,10 @@ def test_sharded_copies_are_planned_for_the_backbone(emoji: Path, shape: ModelSh
 
 def test_plan_survives_plain_data_and_is_told(emoji: Path, shape: ModelShape) -> None:
     plan = make_plan(config(emoji, producers={"num": 2}, consumers={"layout": "r2"}), shape, TWO_CORES)
-    assert plan_from_dict(plan_to_dict(plan)) == plan
+    told = plan_to_dict(plan)
+    assert yaml.safe_load(yaml.safe_dump(told)) == told
+    assert told["consumers"]["layout"] == "r2"
+    assert [rank["segment_bytes"] for rank in told["producers"]["ranks"]] == [plan.pool_bytes // 2] * 2
     text = describe_plan(plan)
     assert "producer" in text
     assert "r2" in text
