@@ -75,8 +75,12 @@ def read_plan_file(path: Path) -> PlanFile:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read as a plan: {error}; write one with `flowtrain plan --out`") from None
+    except OSError as error:
+        raise ConfigError(
+            f"{path} cannot be read: {error.strerror}; write a plan with `flowtrain plan --out`"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is no text: {error.reason}; write a plan with `flowtrain plan --out`") from None
     document = read_document(text, str(path))
     data = document.data
     if document.issues:
@@ -104,12 +108,19 @@ def read_plan_file(path: Path) -> PlanFile:
             if key not in SIDE_KEYS:
                 raise wrong(f"{name}.{key}", f"a side of a plan has no such key: it has {', '.join(sorted(SIDE_KEYS))}")
         count = side.get("threads")
-        if count is None and isinstance(side.get("ranks"), list) and side["ranks"]:
-            count = side["ranks"][0].get("threads")
+        if count is None and "ranks" in side:
+            count = _threads_of(side["ranks"])
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
             raise wrong(f"{name}.threads", f"{count!r} is no number of threads: write a whole number from 1")
         layouts[role], threads[role] = side["layout"], count
     return PlanFile(data["placement"], layouts, threads, places)
+
+
+def _threads_of(ranks: object) -> object:
+    """What the plan of a run says of its processes; whatever else stands there is no number of threads."""
+    if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict):
+        return ranks[0].get("threads")
+    return ranks
 
 
 def obey(config: Config, plan: PlanFile, shape: ModelShape) -> Config:

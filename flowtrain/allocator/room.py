@@ -49,8 +49,8 @@ def pool_room(config: Config, shape: ModelShape, plan: Plan) -> int:
     needed = (num_consumers + gaps(sending.segment_bytes)) * largest
     if needed > sending.segment_bytes:
         raise PlanError(
-            f"pool.bytes gives each of {len(plan.producers.leading)} producers a segment of {sending.segment_bytes} "
-            f"bytes and a slot of {num_consumers} packs with one full row of {config.max_row_tokens} tokens each needs "
+            f"pool.bytes gives producer {sending.rank} on node {sending.node} a segment of {sending.segment_bytes} "
+            f"bytes, and one full row of {config.max_row_tokens} tokens for each of {num_consumers} consumers needs "
             f"{needed} bytes: {_remedy(plan, sending, needed)}"
         )
     bounded = shape.bounds_features(config.cut)
@@ -78,14 +78,15 @@ def _share(segment_bytes: int, packs: int, largest: int | None) -> int:
 
 
 def _remedy(plan: Plan, tight: RankPlan, needed: int) -> str:
-    ranks = (*plan.producers.ranks, *plan.consumers.ranks)
-    sharing = sum(1 for rank in ranks if rank.segment_bytes and rank.node == tight.node)
+    receiving = (rank for rank in plan.consumers.ranks if rank.segment_bytes)
+    owners = (*plan.producers.leading, *plan.spare, *receiving)
+    sharing = sum(1 for rank in owners if rank.node == tight.node)
     return f"set pool.bytes to {sharing * to_pages(needed)} or more, or lower data.max_seq_len"
 
 
 def gaps(segment_bytes: int) -> int:
     """Places of a segment that a block may not lie across, its end included."""
-    return -(-segment_bytes // FENCE_BYTES)
+    return max(1, -(-segment_bytes // FENCE_BYTES))
 
 
 def to_pages(size: int) -> int:

@@ -224,6 +224,7 @@ def test_plan_file_is_obeyed(emoji: Path, tmp_path: Path, shape: ModelShape) -> 
         (PLAN.replace("disaggregated", "colocated"), PlanError, "as many whole copies"),
         (PLAN.replace("layout: r2", "layouts: r2"), ConfigError, "plan.yaml:2:1: producers: a plan says the layout"),
         (PLAN.replace("threads: 1", "threads: none"), ConfigError, "plan.yaml:2:25: producers.threads: 'none'"),
+        (PLAN.replace("threads: 1", "ranks: [3]"), ConfigError, "producers.threads: .* is no number of threads"),
         (PLAN + "speed: 3\n", ConfigError, "plan.yaml:5:1: speed: a plan has no such key"),
         ("- r2\n", ConfigError, "this is no plan"),
         ("a: [\n", ConfigError, "not YAML"),

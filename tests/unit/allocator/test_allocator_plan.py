@@ -112,14 +112,27 @@ def test_pool_above_memory_is_refused(emoji: Path, shape: ModelShape) -> None:
         make_plan(config(emoji, pool={"bytes": "64MiB"}), shape, small)
 
 
-def test_pool_below_one_row_a_rank_is_refused_and_the_figure_named_will_do(emoji: Path, shape: ModelShape) -> None:
-    small = config(emoji, pool={"bytes": "2MiB"}, consumers={"num": 2}, producers={"num": 2})
-    largest = largest_block_bytes(small, shape)
-    with pytest.raises(PlanError, match=f"{2**20} bytes and .* needs {3 * largest} bytes") as error:
-        make_plan(small, shape, TWO_CORES)
-    named = int(str(error.value).split("set pool.bytes to ")[1].split()[0])
-    enough = config(emoji, pool={"bytes": named}, consumers={"num": 2}, producers={"num": 2})
-    assert pool_room(enough, shape, make_plan(enough, shape, TWO_CORES)) >= largest
+@pytest.mark.parametrize("pool_bytes", [1, 1 << 20])
+@pytest.mark.parametrize("replan", ["off", "auto"])
+@pytest.mark.parametrize("producers", [1, 3])
+def test_a_pool_below_one_row_a_rank_is_refused_and_the_figure_named_will_do(
+    emoji: Path, shape: ModelShape, pool_bytes: int, replan: str, producers: int
+) -> None:
+    sides = {"producers": {"num": producers}, "consumers": {"num": 2}}
+    largest = largest_block_bytes(config(emoji), shape)
+
+    def room(num_bytes: int) -> int:
+        given = config(emoji, pool={"bytes": num_bytes}, allocation={"replan": replan}, **sides)
+        return pool_room(given, shape, make_plan(given, shape, TWO_CORES))
+
+    with pytest.raises(
+        PlanError, match=rf"each of 2 consumers needs {3 * largest} bytes: set pool\.bytes to"
+    ) as refused:
+        room(pool_bytes)
+    named = int(str(refused.value).split("set pool.bytes to ")[1].split()[0])
+    assert room(named) >= largest
+    with pytest.raises(PlanError, match=f"set pool.bytes to {named} or more"):
+        room(named - 4096)
 
 
 def check_room_from_every_head(segment: int, sizes: list[int]) -> None:
