@@ -49,6 +49,9 @@ class BlockState(IntEnum):
     FREED = 3
 
 
+_STATES = frozenset(map(int, BlockState))
+
+
 class Header(NamedTuple):
     """What a block says of itself.
 
@@ -91,6 +94,8 @@ def read_header(memory: memoryview, where: str) -> Header:
     magic, owner, state, version, position, address, payload_bytes, checksum, has_checksum = _LAYOUT.unpack_from(memory)
     if magic != _MAGIC:
         raise BlockError(f"{where}: no block starts here, found {magic!r} instead of {_MAGIC!r}")
+    if state not in _STATES:
+        raise BlockError(f"{where}: its header is overwritten, state is {state}, expected one of {sorted(_STATES)}")
     return Header(
         BlockState(state),
         owner,

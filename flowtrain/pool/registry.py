@@ -22,7 +22,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -192,6 +192,8 @@ def _read(path: Path) -> Listed | None:
         with path.open("rb") as file:
             content = file.read(_MAX_FILE_BYTES)
         (used,) = _USED.unpack_from(content)
-        return Listed(path, Entry(**json.loads(content[_USED.size :])), used)
+        entry = Entry(**json.loads(content[_USED.size :]))
     except (OSError, ValueError, TypeError, struct.error):
         return None
+    typed = all(type(getattr(entry, field.name)).__name__ == field.type for field in fields(Entry))
+    return Listed(path, entry, used) if typed else None

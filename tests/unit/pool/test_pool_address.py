@@ -106,6 +106,9 @@ def test_a_block_is_its_header_and_whole_lines(payload: int) -> None:
     assert payload + HEADER_BYTES <= total < payload + HEADER_BYTES + ALIGNMENT
 
 
+IDENTITY_BYTES = 48
+"""Of a header; a checksum and bytes without meaning lie behind."""
+
 HEADERS = st.builds(
     Header,
     state=st.sampled_from(BlockState),
@@ -138,6 +141,18 @@ def test_every_difference_is_told_by_name(header: Header, other: Header) -> None
     text = str(caught.value)
     assert text.startswith(f"block 0x40 of position 7, in state {header.state.name}: ")
     assert all(f"{name} is {getattr(header, name)!s}, expected {getattr(other, name)!s}" in text for name in differ)
+
+
+@given(header=HEADERS, stray=st.binary(min_size=1, max_size=HEADER_BYTES), at=st.integers(0, HEADER_BYTES - 1))
+def test_whatever_lies_over_a_header_is_a_block_error(header: Header, stray: bytes, at: int) -> None:
+    memory = memoryview(bytearray(HEADER_BYTES + 128))
+    write_header(memory, header._replace(checksum=None))
+    identity = bytes(memory[:IDENTITY_BYTES])
+    memory[at : at + len(stray)] = stray
+    if memory[:IDENTITY_BYTES] == identity:
+        return
+    with pytest.raises(BlockError, match="^block 0x40"):
+        check_block(memory, header, "block 0x40")
 
 
 def test_memory_without_a_header_is_named() -> None:

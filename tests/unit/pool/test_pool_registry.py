@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
@@ -102,10 +102,13 @@ def test_used_bytes_are_seen_from_outside(tmp_path: Path) -> None:
 def test_a_file_that_is_no_entry_is_passed_over(tmp_path: Path) -> None:
     (tmp_path / "torn.json").write_bytes(b"\0" * 8 + b'{"run": "x"')
     (tmp_path / "short.json").write_bytes(b"abc")
+    for number, wrong in enumerate(({"run": 7}, {"pid": "1"}, {"host": None}, {"bytes": 1.5})):
+        odd = json.dumps({**asdict(entry()), **wrong}).encode()
+        (tmp_path / f"odd-{number}.json").write_bytes(b"\0" * 8 + odd)
     (tmp_path / "other.json").write_text(json.dumps({"run": 1, "more": 2}))
     assert listed(tmp_path) == []
     assert sweep(tmp_path) == []
-    assert len(list(tmp_path.iterdir())) == 3
+    assert len(list(tmp_path.iterdir())) == 7
 
 
 def test_the_folder_is_the_users_own(tmp_path: Path) -> None:
