@@ -151,7 +151,7 @@ def test_whatever_lies_over_a_header_is_a_block_error(header: Header, stray: byt
     memory[at : at + len(stray)] = stray
     if memory[:IDENTITY_BYTES] == identity:
         return
-    with pytest.raises(BlockError, match="^block 0x40"):
+    with pytest.raises(BlockError, match=r"^block 0x40"):
         check_block(memory, header, "block 0x40")
 
 
