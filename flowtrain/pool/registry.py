@@ -143,10 +143,22 @@ def registry_folder(environment: Mapping[str, str] | None = None) -> Path:
 
 
 def register(entry: Entry, folder: Path | None = None) -> Registration:
-    """Enter this process, and sweep what dead ones have left."""
+    """Enter this process, and sweep what dead ones have left.
+
+    Raises:
+        PlanError: the folder, or its disk, has no room for the entry.
+    """
     folder = folder or registry_folder()
     sweep(folder)
-    return Registration(folder / f"{entry.run}-{entry.owner}-{entry.pid}-{entry.machine}.json", entry)
+    path = folder / f"{entry.run}-{entry.owner}-{entry.pid}-{entry.machine}.json"
+    try:
+        return Registration(path, entry)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        raise PlanError(
+            f"the entry {path} of a pool segment cannot be written ({error.strerror}): make room there, or set "
+            f"XDG_RUNTIME_DIR to a folder on another disk"
+        ) from error
 
 
 def listed(folder: Path | None = None) -> list[Listed]:
@@ -160,7 +172,7 @@ def sweep(folder: Path | None = None) -> list[Listed]:
     swept = []
     for one in listed(folder):
         if one.entry.life is Life.DEAD:
-            with contextlib.suppress(FileNotFoundError):  # another process sweeps too
+            with contextlib.suppress(OSError):  # another process sweeps too, or the folder is read-only
                 one.path.unlink()
                 swept.append(one)
     return swept

@@ -111,6 +111,11 @@ def test_a_file_that_is_no_entry_is_passed_over(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 7
 
 
+def test_an_entry_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+    with pytest.raises(PlanError, match=r"gone/mine-0-.*json of a pool segment cannot be written \(No such file"):
+        register(entry(), tmp_path / "gone")
+
+
 def test_the_folder_is_the_users_own(tmp_path: Path) -> None:
     folder = registry_folder({"XDG_RUNTIME_DIR": str(tmp_path)})
     assert folder == tmp_path / "flowtrain"
