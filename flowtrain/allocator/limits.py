@@ -41,7 +41,7 @@ def process_limits() -> ProcessLimits:
 
 def needed_files(plan: Plan) -> int:
     """Descriptors that the busiest process of the plan may have open."""
-    num_processes = len(plan.producers.ranks) + len(plan.consumers.ranks) + plan.readers
+    num_processes = len(plan.producers.ranks) + len(plan.spare) + len(plan.consumers.ranks) + plan.readers
     return BASE_DESCRIPTORS + PEER_DESCRIPTORS * num_processes
 
 

@@ -82,8 +82,12 @@ def plan(
     if config is None and overrides:
         raise ConfigError("--set changes a config, and this is a model folder: leave it out")
     if profile is not None:
-        if config is None or device:
-            raise ConfigError("--profile goes with a config and this machine: give a config, and leave out --device")
+        elsewhere = (device, nodes, devices_per_node, data, policy, dtype, placement)
+        if config is None or any(option is not None for option in elsewhere):
+            raise ConfigError(
+                "--profile goes with a config and this machine: give a config, leave out --device, --nodes, "
+                "--devices-per-node and --data, and use --set for policy, dtype and placement"
+            )
         from flowtrain.cli.plan_measured import plan_measured
 
         plan_measured(config, profile, json_file, out)

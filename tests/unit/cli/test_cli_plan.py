@@ -148,6 +148,8 @@ def test_a_profile_plans_this_machine(tmp_path: Path, capsys: pytest.CaptureFixt
         run(EXAMPLE / "emoji.yaml", "--profile", file, "--set", "model.dtype=bfloat16")
     with pytest.raises(ConfigError, match="this machine"):
         run(EXAMPLE / "model", "--profile", file)
+    with pytest.raises(ConfigError, match="use --set"):
+        run(EXAMPLE / "emoji.yaml", "--profile", file, "--policy", "uniform")
 
 
 @pytest.mark.parametrize(
