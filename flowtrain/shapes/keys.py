@@ -42,10 +42,13 @@ class Keys:
         return cls(file, "", values, {})
 
     def find(self, *names: str) -> Keys | None:
-        """The first of these sections that is there."""
+        """The first of these sections that is there; null is as good as absent."""
         for name in names:
-            if isinstance(value := self.values.get(name), dict):
+            value = self.values.get(name)
+            if isinstance(value, dict):
                 return Keys(self.file, f"{self.path}{name}.", value, {})
+            if value is not None:
+                raise ConfigError(f"{self.file}: `{self.path}{name}` is {value!r}: expected a mapping")
         return None
 
     def section(self, *names: str) -> Keys:

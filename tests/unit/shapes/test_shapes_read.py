@@ -124,6 +124,9 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
             read_shape(write(tmp_path, values))
         return str(error.value)
 
+    for family in ("other_vl", "llava"):
+        told = message({**OTHER, "model_type": family, "vision_config": [1]})
+        assert told.endswith("`vision_config` is [1]: expected a mapping")
     with pytest.raises(ConfigError, match=r"cannot read .*absent/config\.json: No such file"):
         read_shape(tmp_path / "absent")
     assert "is not JSON" in message("{")
