@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import psutil
-import pytest
 from launched import Launch
 
 MIB = 2**20
 GROWTH_BYTES = 6 * MIB
-"""Allowed to a process between two looks, about 1,000 rows apart: the interpreter's own caches still fill a little."""
+"""Allowed to a process between two looks, 960 rows apart: the interpreter's own caches still fill a little."""
 
 
 def descriptors(*processes: psutil.Process) -> list[int]:
@@ -35,21 +34,12 @@ def listed(tmp_path: Path) -> list[dict[str, Any]]:
     return [one for one in json.loads(file.read_text())["segments"] if Path(one["run_dir"]).parent == tmp_path]
 
 
-@pytest.mark.parametrize(
-    ("example", "first", "last", "overrides"),
-    [
-        pytest.param("digits", 60, 180, (), id="many-steps"),
-        pytest.param("emoji", 30, 90, ("train.step={samples: 16}",), id="many-images"),
-    ],
-)
-def test_descriptors_and_memory_are_constant_in_steps_and_images(
-    tmp_path: Path, example: str, first: int, last: int, overrides: tuple[str, ...]
-) -> None:
-    with Launch(example, tmp_path / "run", *overrides) as launch:
-        launch.until_step(first)
+def test_descriptors_and_memory_are_constant_in_steps_and_images(tmp_path: Path) -> None:
+    with Launch("digits", tmp_path / "run") as launch:
+        launch.until_step(60)
         stages = [launch.stage(name) for name in ("producer-0", "consumer-0", "reader-0")]
         opened, resident = descriptors(*stages), resident_bytes(*stages)
-        launch.until_step(last)
+        launch.until_step(180)
         assert descriptors(*stages) == opened
         grown = [after - before for after, before in zip(resident_bytes(*stages), resident, strict=True)]
         assert max(grown) < GROWTH_BYTES, f"producer, consumer, reader grew by {grown} bytes"
