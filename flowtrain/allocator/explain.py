@@ -140,8 +140,8 @@ def _binding(problem: Problem, found: Solution, levers: tuple[Effect, ...]) -> s
     """The slowest group, and the lever that moves the rate most."""
     slowed = [s * (1.0 + (problem.job.headroom if g else 0.0)) for g, s in enumerate(found.group_seconds)]
     slowest = max(range(len(slowed)), key=lambda g: slowed[g])
-    names = [choice.load.name for choice in found.choices if choice.group == slowest]
-    who = f"the {' and '.join(names)} {'sets' if len(names) == 1 else 'set'} the rate"
+    *others, last = [choice.load.name for choice in found.choices if choice.group == slowest]
+    who = f"the {', '.join(others)} and {last} set the rate" if others else f"the {last} sets the rate"
     gains = [effect for effect in levers if effect.gain_percent is not None]
     best = max(gains, key=lambda effect: effect.gain_percent or 0.0, default=None)
     if best is None or (best.gain_percent or 0.0) < SIGNIFICANT_PERCENT:
