@@ -119,7 +119,8 @@ def _report(question: Question, config: Config | None, policy: str, source: Path
     if policy not in POLICIES:
         raise ConfigError(f"--policy {policy}: choose among {', '.join(POLICIES)}")
     problem = question.problem()
-    scope, bound = (WHOLE, []) if config is None else (bound_scope(config), bound_note(config))
+    scope = WHOLE if config is None else bound_scope(config)
+    bound = [] if config is None else bound_note(config)
     found = POLICIES[policy](problem, device_bytes, scope)
     if found is None:
         raise PlanError("; ".join([refusal(problem, device_bytes, scope), *bound]))
