@@ -116,7 +116,7 @@ def read_plan_file(path: Path) -> PlanFile:
     return PlanFile(data["placement"], layouts, threads, places)
 
 
-def _threads_of(ranks: object) -> object:
+def _threads_of(ranks: Any) -> Any:
     """What the plan of a run says of its processes; whatever else stands there is no number of threads."""
     if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict):
         return ranks[0].get("threads")
