@@ -210,7 +210,7 @@ def _colocated_measured(config: Config, shape: ModelShape, inventory: Inventory,
     threads = _colocated_threads(config, inventory)
     on_cpu = all(stage.device == "cpu" for stage in profile.stages)
     is_open = on_cpu and all(
-        _given(side) is None and side.threads is None for side in (config.producers, config.consumers)
+        given_layout(config, role) is None and side_of(config, role).threads is None for role in SIDES
     )
     for number in range(1, min(MOST_PER_SIDE, inventory.cpus) + 1 if is_open else 2):
         if number > 1 and config.pool.bytes // number < 2 * largest_block_bytes(config, shape):
