@@ -10,13 +10,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from math import gcd
 
-from flowtrain.packing.load import COST, FIELD, FIELD_BITS
+import numpy as np
+
 from flowtrain.packing.policies.protocol import Draw
 
 FILL_PERCENT = 99
 OTHER_FILL_PERCENT = 95
 AS_THEY_ARE_PERCENT = 96
 OTHERS_PERCENT = (97, 94, 90, 85)
+
+SHORT_SHARE = 4
+"""A row is short when this many of it fit a pack."""
 
 NUM_LOOKED_AT = 64
 """Rows whose sizes tell whether rows come in a few sizes only."""
@@ -29,24 +33,24 @@ def budgets_of(draw: Draw, num_packs: int) -> Iterator[int]:
     Each is at least the cost of the window's cheapest row, so that a step is never empty. What is left at the end of
     the data is spread over the steps that it takes.
     """
-    cap, totals = draw.spec.max_tokens, draw.totals
-    cost, tokens = totals.cost, max(1, totals.tokens)
+    cap, rows = draw.spec.max_tokens, draw.rows
+    used = rows.sizes.sum(axis=1).tolist()
+    cost, tokens = int(rows.costs.sum()), max(1, used[0])
     # Rows of a few sizes fill a pack to the last token or leave a large part of it empty.
-    coarse = gcd(*[load.tokens for load in draw.loads[:NUM_LOOKED_AT]]) * 100 > cap * (100 - FILL_PERCENT)
-    short_cost, short_tokens = cost - totals.long_cost, tokens - totals.long_tokens
+    coarse = gcd(*rows.tokens[:NUM_LOOKED_AT].tolist()) * 100 > cap * (100 - FILL_PERCENT)
+    short = rows.tokens <= cap // SHORT_SHARE
+    short_cost, short_tokens = int(rows.costs[short].sum()), int(rows.tokens[short].sum())
     if not short_tokens:
         short_cost, short_tokens = cost, tokens
     budget = short_cost * cap * (100 if coarse else FILL_PERCENT) // (100 * short_tokens)
-    for place, limit in enumerate(draw.caps.limits[1:], start=1):
-        used = (totals.use >> ((FIELD_BITS + 1) * place)) & FIELD
-        if used:
-            budget = min(budget, cost * limit * OTHER_FILL_PERCENT // (100 * used))
+    for of_cap, limit in zip(used[1:], draw.caps.limits[1:], strict=True):
+        if of_cap:
+            budget = min(budget, cost * limit * OTHER_FILL_PERCENT // (100 * of_cap))
     if draw.last:
         steps = max(2, -(-cost // max(1, num_packs * budget)))
         budget = min(budget, cost * 101 // (100 * steps * num_packs))
-    cheapest = draw.loads[0].cost if budget >= draw.loads[0].cost else min(map(COST, draw.loads))
-    yield max(budget, cheapest)
-    costs = sorted(map(COST, draw.loads))
+    yield max(budget, int(rows.costs.min()))
+    costs = np.sort(rows.costs).tolist()
     for percent in OTHERS_PERCENT:
         yield max(budget * percent // 100, costs[0])
     yield max(cost * cap * AS_THEY_ARE_PERCENT // (100 * tokens), costs[0])

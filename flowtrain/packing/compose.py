@@ -19,22 +19,23 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import chain, islice
+from itertools import islice
+from operator import attrgetter
 from typing import Any
 
+import numpy as np
+
 from flowtrain.packing.cost import CostModel
-from flowtrain.packing.load import POSITION, Caps, Load, Loader
+from flowtrain.packing.load import Caps
 from flowtrain.packing.policies import POLICIES, Draw, Due, Slots
 from flowtrain.packing.spec import GRACE_STEPS, CompositionSpec
+from flowtrain.packing.table import Loader, LoadTable, joined
 from flowtrain.packing.units import build_packs
 from flowtrain.packing.window import Window
 from flowtrain.types import Phase, SampleMeta, SkippedRow, Step
 
 SHORT_SHARE = 8
 """A row is heavy when it costs more than a full pack of rows of which so many fit."""
-
-MOST_AT_ONCE = 8192
-"""Rows looked at in one go: many more may have arrived than the window takes."""
 
 
 class Composer:
@@ -49,7 +50,7 @@ class Composer:
         self.step = 0
         self._cost = cost
         self._caps = Caps.of(spec)
-        self._loader = Loader(self._caps, cost)
+        self._loader = Loader(spec, cost)
         self._policy = POLICIES[spec.policy]
         self._window = Window(
             spec,
@@ -62,7 +63,7 @@ class Composer:
         self._next_position = 0
         self._carried: dict[int, tuple[int, bool]] = {}
         """Due and heavy of rows that come again, by position, ascending."""
-        self._incoming: list[Load] = []
+        self._incoming = [LoadTable.empty(len(self._caps.limits))]
         self._ended = False
         self._heavy_above = heavy_tokens(spec, cost)
 
@@ -73,9 +74,9 @@ class Composer:
     @cost.setter
     def cost(self, cost: CostModel) -> None:
         if cost != self._cost:
-            self._cost, self._loader = cost, Loader(self._caps, cost)
+            self._cost, self._loader = cost, Loader(self.spec, cost)
             self._window.recost(self._loader)
-            self._incoming = self._loader([load.sample for load in self._incoming])
+            self._incoming = [self._loader(joined(self._incoming).samples)]
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -87,20 +88,23 @@ class Composer:
 
     def _state(self) -> dict[str, Any]:
         # Rows enter in position order, those that come again first.
-        window, again = self._window, self._carried
+        rows, again = self._window.table, self._carried
         return {
             "step": self.step,
             "cursor": self._cursor,
-            "carried": [*window.due_of, *again],
-            "due": [*window.due_of.values(), *(due for due, _ in again.values())],
-            "heavy": [*sorted(window.heavy), *(position for position, (_, heavy) in again.items() if heavy)],
+            "carried": [*rows.positions.tolist(), *again],
+            "due": [*rows.dues.tolist(), *(due for due, _ in again.values())],
+            "heavy": [
+                *rows.positions[rows.heavy].tolist(),
+                *(position for position, (_, heavy) in again.items() if heavy),
+            ],
             "heavy_above": self._heavy_above,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; the rows of `state["carried"]` are added first, ascending, then those from the cursor."""
-        assert not self._window.loads, "a state is loaded before rows are added"
-        assert not self._incoming, "a state is loaded before rows are added"
+        assert not self._window.table.num_rows, "a state is loaded before rows are added"
+        assert not joined(self._incoming).num_rows, "a state is loaded before rows are added"
         self.step, self._cursor, self._next_position = state["step"], state["cursor"], state["cursor"]
         self._heavy_above = state["heavy_above"]
         heavy = set(state["heavy"])
@@ -125,25 +129,28 @@ class Composer:
             if came != due
         )
         self._next_position += num_new
-        loads, all_fit = self._loader.fitting([row for row in rows if isinstance(row, SampleMeta)])
-        too_big = [] if all_fit else [load for load in loads if not self._caps.may_hold(load)]
+        table = self._loader([row for row in rows if isinstance(row, SampleMeta)])
+        fit = self._caps.hold(table.sizes)
+        too_big = [] if fit.all() else table.where(~fit).samples
         if too_big:
-            loads = [load for load in loads if self._caps.may_hold(load)]
+            table = table.where(fit)
         if num_again:
             again = {position: self._carried.pop(position) for position in found[:num_again]}
-            num_kept = bisect_right(loads, found[num_again - 1], key=POSITION)
-            for load in loads[:num_kept]:
-                self._window.add(load, *again[load.position])
-            loads = loads[num_kept:]
-        self._incoming += loads
-        return [self._skipped(load.sample) for load in too_big]
+            num_kept = bisect_right(table.positions, found[num_again - 1])
+            kept = table.part(0, num_kept)
+            promises = [again[position] for position in kept.positions.tolist()]
+            dues, heavy = np.array([due for due, _ in promises], np.int64), np.array([h for _, h in promises], np.bool_)
+            self._window.add(kept.promised(dues, heavy))
+            table = table.part(num_kept)
+        self._incoming.append(table)
+        return [self._skipped(sample) for sample in too_big]
 
     def end(self) -> None:
         """No more rows come."""
         self._ended = True
 
     def wants(self) -> int:
-        """Rows still to be added before the next step can be composed; a lower bound, positive while any is needed."""
+        """About how many rows are still to be added before the next step can be composed; positive while any is."""
         if self._over:
             return 0
         if self._carried:
@@ -152,7 +159,7 @@ class Composer:
         if self._window.full:
             return 0
         missing = self._window.missing
-        return missing if self.spec.step_samples is not None else -(-missing // self.spec.max_tokens)
+        return missing if self.spec.step_samples is not None else max(1, missing // self._window.mean_tokens)
 
     # --- steps --------------------------------------------------------------------------------------------------------
 
@@ -162,21 +169,21 @@ class Composer:
             return None
         self._fill()
         window = self._window
-        if not (window.full or self._over) or not window.loads:
+        if not (window.full or self._over) or not window.table.num_rows:
             return None
         self.step += 1
         due, early = Due(), Due()
         if self._policy.bounded:
-            early = Due(*window.due(self.step, GRACE_STEPS))
+            early = Due(window.due(self.step, GRACE_STEPS))
             # What is due later cannot be due now.
-            due = Due(*window.due(self.step)) if early.loads else early
-        last = self._over and not self._incoming and not window.full
-        slots = self._policy.compose(
-            Draw(window.loads, self.spec, self.cost, self._caps, due, early, window.due_of, window.totals, last)
-        )
-        window.take(list(chain.from_iterable(slots)))
-        assert window.due_of.keys().isdisjoint(map(POSITION, due.loads)), "a row that is due was left out"
-        step = _step(Phase.TRAIN, self.step, slots, self.spec, self.cost, self._state())
+            due = Due(window.due(self.step)) if early.packs else early
+        last = self._over and not joined(self._incoming).num_rows and not window.full
+        rows = window.table
+        slots = self._policy.compose(Draw(rows, self.spec, self.cost, self._caps, due, early, last))
+        taken = [load.place for slot in slots for pack in slot for load in pack.loads]
+        assert {load.place for load in due.loads}.issubset(taken), "a row that is due was left out"
+        window.take(np.array(taken, np.int64))
+        step = _step(Phase.TRAIN, self.step, rows, slots, self.spec, self.cost, self._state())
         assert step.rows, "a step took no row"
         return step
 
@@ -193,13 +200,12 @@ class Composer:
             return
         step = self.step + 1
         due, heavy_due = step + self.spec.longest_wait(False), step + self.spec.longest_wait(True)
-        while self._incoming and not window.full:
-            waiting = self._incoming[:MOST_AT_ONCE]
-            # A load's tokens are at most a pack's, a sample's may be more.
-            heavy = {load.position for load in waiting if load.tokens >= above and load.sample.tokens > above}
-            num = window.fill(waiting, due, heavy, heavy_due)
-            self._cursor = waiting[num - 1].position + 1
-            del self._incoming[:num]
+        waiting = joined(self._incoming)
+        if waiting.num_rows:
+            num = window.fill(waiting, due, waiting.lengths > above, heavy_due)
+            self._cursor = int(waiting.positions[num - 1]) + 1
+            waiting = waiting.part(num)
+        self._incoming = [waiting]
         if not window.full:
             self._cursor = self._next_position
 
@@ -232,19 +238,24 @@ def heavy_tokens(spec: CompositionSpec, cost: CostModel) -> int:
 
 def compose_eval(spec: CompositionSpec, cost: CostModel, samples: Sequence[SampleMeta], index: int) -> Step:
     """An evaluation pass over all samples after update `index`, in as few slots as the packs of the policy need."""
-    if not samples:
-        return _step(Phase.EVAL, index, [], spec, cost, {"cursor": 0})
-    whole = replace(spec, step_samples=len(samples), step_packs=None, lookahead=1)
-    caps = Caps.of(whole)
-    loads = sorted(Loader(caps, cost)(samples), key=POSITION)
-    slots = POLICIES[spec.policy].compose(Draw(loads, whole, cost, caps, last=True))
-    return _step(Phase.EVAL, index, slots, spec, cost, {"cursor": 0})
+    rows = Loader(spec, cost)(sorted(samples, key=attrgetter("position")))
+    slots: Slots = []
+    if samples:
+        whole = replace(spec, step_samples=len(samples), step_packs=None, lookahead=1)
+        slots = POLICIES[spec.policy].compose(Draw(rows, whole, cost, Caps.of(whole), last=True))
+    return _step(Phase.EVAL, index, rows, slots, spec, cost, {"cursor": 0})
 
 
 def _step(
-    phase: Phase, index: int, slots: Slots, spec: CompositionSpec, cost: CostModel, state: Mapping[str, Any]
+    phase: Phase,
+    index: int,
+    rows: LoadTable,
+    slots: Slots,
+    spec: CompositionSpec,
+    cost: CostModel,
+    state: Mapping[str, Any],
 ) -> Step:
-    packs = build_packs(phase, index, slots, spec, cost)
+    packs = build_packs(phase, index, rows, slots, spec, cost)
     positions = [pack.samples[-1].position for slot in packs for pack in slot if pack.samples]
     num_rows = sum(len(pack.samples) for slot in packs for pack in slot)
     return Step(phase, index, packs, num_rows, max(positions, default=0) // spec.num_rows, state)

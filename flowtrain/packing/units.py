@@ -18,43 +18,48 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, chain, islice, pairwise, repeat
+from itertools import chain, islice, pairwise, repeat
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from flowtrain.packing.cost import CostModel
-from flowtrain.packing.load import ENCODE, POSITION, SAMPLE, VISION_BYTES, of_columns
+from flowtrain.packing.load import PLACE, Ints, of_columns
 from flowtrain.packing.policies import Slots
 from flowtrain.packing.spec import CompositionSpec
+from flowtrain.packing.table import LoadTable
 from flowtrain.types import EncodeUnit, Pack, Phase, UnitId
 
 
 def build_packs(
-    phase: Phase, index: int, slots: Slots, spec: CompositionSpec, cost: CostModel
+    phase: Phase, index: int, rows: LoadTable, slots: Slots, spec: CompositionSpec, cost: CostModel
 ) -> tuple[tuple[Pack, ...], ...]:
     """Packs by slot and rank, samples in position order, units numbered and given to producers."""
     in_rounds = spec.producer_shards > 1
     fixed_producers = not spec.colocated and (spec.trainable_encoder or in_rounds)
     dealer = Dealer(spec.num_producers, cost.call, in_rounds) if fixed_producers else None
-    fixed, padded = cost.fixed, _padded(slots, spec)
-    packs = []
+    fixed, sample_at = cost.fixed, rows.samples.__getitem__
+    packs: list[tuple[Pack, ...]] = []
     for number, slot in enumerate(slots):
-        ordered = [sorted(pack.loads, key=POSITION) for pack in slot]
+        places_of = [sorted(map(PLACE, pack.loads)) for pack in slot]
+        places = np.array(list(chain.from_iterable(places_of)), np.int64)
         # A sample with images takes bytes of the pool, if only for a header; others take none.
-        imaged = [list(filter(VISION_BYTES, loads)) for loads in ordered]
-        counts = list(map(len, imaged))
-        loads = list(chain.from_iterable(imaged))
-        samples = tuple(map(SAMPLE, loads))
-        patches = list(accumulate([sample.patches for sample in samples], initial=0))
-        sizes = list(accumulate(map(VISION_BYTES, loads), initial=0))
-        works = list(accumulate(map(ENCODE, loads), initial=0))
-        ends = [
-            unit_ends(patches, behind - count, behind, spec.max_unit_patches)
-            for count, behind in zip(counts, accumulate(counts), strict=True)
-        ]
+        has_images = rows.vision_bytes[places] > 0
+        imaged = places[has_images]
+        samples = tuple(map(sample_at, imaged.tolist()))
+        patches, sizes, works = (
+            _sums(column[imaged]).tolist() for column in (rows.patches, rows.vision_bytes, rows.encodes)
+        )
+        # Of each pack: where it ends among the slot's rows, and among those with images.
+        behind = np.cumsum([0, *map(len, places_of)])
+        parts = list(pairwise(_sums(has_images)[behind].tolist()))
+        ends = [unit_ends(patches, begin, end, spec.max_unit_patches) for begin, end in parts]
         nums = list(map(len, ends))
         cuts = list(pairwise(chain((0,), *ends)))
         ranks = list(chain.from_iterable(map(repeat, range(len(slot)), nums)))
-        places = chain.from_iterable(map(range, nums))
-        ids = of_columns(UnitId, repeat(phase), repeat(index), repeat(number), ranks, places)
+        numbers = chain.from_iterable(map(range, nums))
+        ids = of_columns(UnitId, repeat(phase), repeat(index), repeat(number), ranks, numbers)
         producers = ranks if spec.colocated else None
         if dealer is not None:
             producers = dealer.deal([works[end] - works[start] for start, end in cuts])
@@ -73,14 +78,19 @@ def build_packs(
                 EncodeUnit(UnitId(phase, index, number, 0, place), (), 0, 0, producer) for place, producer in empty
             )
         columns = (
-            [tuple(map(SAMPLE, loads)) for loads in ordered],
+            [tuple(map(sample_at, of_pack)) for of_pack in places_of],
             units_of,
             [pack.cost + fixed if pack.loads else 0 for pack in slot],
-            [pack.encode for pack in slot],
-            padded[number],
+            [works[end] - works[begin] for begin, end in parts],
+            _rounded(np.diff(_sums(rows.lengths[places])[behind]), spec.pad_tokens),
         )
         packs.append(tuple(of_columns(Pack, repeat(number), range(len(slot)), *columns)))
-    return tuple(packs)
+    return tuple(packs) if spec.sync != "beat" else _equally_long(packs)
+
+
+def _sums(column: npt.NDArray[Any]) -> Ints:
+    """Of what stands before each place, and of all."""
+    return np.cumsum(np.concatenate(([0], column)))
 
 
 def unit_ends(sums: Sequence[int], begin: int, behind: int, max_patches: int) -> list[int]:
@@ -151,10 +161,13 @@ def _short(dealt: Sequence[int], spec: CompositionSpec) -> list[int]:
     return short
 
 
-def _padded(slots: Slots, spec: CompositionSpec) -> list[list[int]]:
-    """Length to which each pack is padded: with pipeline stages the same for all packs of the step."""
-    rounded = [[-(-pack.tokens // spec.pad_tokens) * spec.pad_tokens for pack in slot] for slot in slots]
-    if spec.sync != "beat":
-        return rounded
-    most = max(chain.from_iterable(rounded), default=0)
-    return [[most] * len(slot) for slot in rounded]
+def _rounded(tokens: Ints, multiple: int) -> list[int]:
+    """Up to the next multiple."""
+    found: list[int] = (-(-tokens // multiple) * multiple).tolist()
+    return found
+
+
+def _equally_long(packs: Sequence[Sequence[Pack]]) -> tuple[tuple[Pack, ...], ...]:
+    """Padded to the longest of the step, as pipeline stages need them."""
+    most = max((pack.padded_tokens for slot in packs for pack in slot), default=0)
+    return tuple(tuple(pack._replace(padded_tokens=most) for pack in slot) for slot in packs)

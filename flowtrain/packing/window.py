@@ -20,16 +20,15 @@ the oldest first, and the promise holds again for rows that enter afterwards.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, chain, pairwise, repeat
+from itertools import pairwise
 
-from flowtrain.packing.load import COST, FIELD, POSITION, TOKENS, USE, Bin, Caps, Load, Loader
+import numpy as np
+
+from flowtrain.packing.load import FIELD, Bools, Caps, Ints, Load
 from flowtrain.packing.spec import CompositionSpec
-
-SHORT_SHARE = 4
-"""A row is short when this many of it fit a pack."""
+from flowtrain.packing.table import Loader, LoadTable, joined
 
 
 @dataclass(slots=True)
@@ -43,58 +42,34 @@ class Layout:
     num_packs: int | None
     starts: list[int] = field(default_factory=list)
     num_rows: int = 0
-    room: int = 0
-    """Of the last pack."""
+    used: Ints = field(init=False)
+    """Of the last pack, by cap; of one that is full while no pack is open, since every row has a token."""
 
     def __post_init__(self) -> None:
-        # No pack is open yet: one that is full stands for it, since every row has a token.
-        self.room = self.caps.guards
+        self.used = np.array(self.caps.limits, np.int64)
 
-    def lay(self, loads: Sequence[Load]) -> None:
-        """The next rows, a pack at a time."""
-        first = self.num_rows
-        self.num_rows += len(loads)
+    def lay(self, sizes: Ints) -> None:
+        """The next rows; `sizes` by cap and row."""
+        first, num = self.num_rows, sizes.shape[1]
+        self.num_rows += num
         if self.num_packs is None:
             self.starts.extend(range(first, self.num_rows))
             return
-        full, guards, limit = self.caps.room, self.caps.guards, self.caps.limits[0]
-        used = full - self.room
-        uses = list(accumulate(map(USE, loads), initial=used))
-        tokens = list(accumulate(map(TOKENS, loads), initial=used & FIELD))
-        begun, begun_tokens = 0, 0
-        while True:
-            end = bisect_right(tokens, begun_tokens + limit) - 1
-            while (full - (uses[end] - begun)) & guards != guards:
-                end -= 1
-            if end == len(loads):
-                break
-            self.starts.append(first + end)
-            begun, begun_tokens = uses[end], tokens[end]
-        self.room = full - (uses[end] - begun)
-
-
-@dataclass(slots=True)
-class Totals:
-    """Sums over rows: of all, and of the long ones (see `Window.longest_short`)."""
-
-    num_rows: int = 0
-    cost: int = 0
-    use: int = 0
-    long_cost: int = 0
-    long_tokens: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.use & FIELD
-
-    def count(self, loads: Sequence[Load], longest_short: int, sign: int, cost: int, use: int) -> None:
-        """With these rows more, or less, which together have this cost and use."""
-        long = [load for load in loads if load.tokens > longest_short]
-        self.num_rows += sign * len(loads)
-        self.cost += sign * cost
-        self.use += sign * use
-        self.long_cost += sign * sum(map(COST, long))
-        self.long_tokens += sign * sum(map(TOKENS, long))
+        # What the open pack has stands before the first row; `ends`: where a pack ends that begins with each row.
+        sums = np.zeros((len(sizes), num + 2), np.int64)
+        sums[:, 1] = self.used
+        np.cumsum(sizes, axis=1, out=sums[:, 2:])
+        sums[:, 2:] += sums[:, 1:2]
+        limits = np.array(self.caps.limits, np.int64)
+        ends = np.min(
+            [np.searchsorted(of_cap, of_cap[:-1] + limit, "right") for of_cap, limit in zip(sums, limits, strict=True)],
+            axis=0,
+        ).tolist()
+        begun, end = 0, ends[0] - 1
+        while end <= num:
+            self.starts.append(first + end - 1)
+            begun, end = end, ends[end] - 1
+        self.used = sums[:, -1] - sums[:, begun]
 
 
 class Window:
@@ -103,7 +78,8 @@ class Window:
     Args:
         steps: how many steps of rows the window shall hold.
         bounded: whether the promise is kept; otherwise rows are let in by number alone.
-        held: rows that the policy keeps back, which do not count; None when it keeps none.
+        held: tells of rows, by their tokens, which ones the policy keeps back, so that they do not count; None when it
+            keeps none.
     """
 
     def __init__(
@@ -112,28 +88,23 @@ class Window:
         caps: Caps,
         steps: int,
         bounded: bool,
-        held: Callable[[Load], bool] | None = None,
+        held: Callable[[Ints], Bools] | None = None,
     ) -> None:
         self.spec, self.caps, self.bounded, self.held = spec, caps, bounded, held
-        self.longest_short = spec.max_tokens // SHORT_SHARE
-        self.totals = Totals()
-        self.due_of: dict[int, int] = {}
-        """Step in which the row of each position is due."""
-        self.heavy: set[int] = set()
-        """Positions of rows that alone cost more than a full pack of short ones."""
-        self._rows: dict[int, Load] = {}
-        self._listed: list[Load] | None = None
+        self._parts = [LoadTable.empty(len(caps.limits))]
+        self._num_heavy = 0
         self._layout: Layout | None = None
         self._most_places = (spec.wait_steps + 1) * self.places_per_step
-        self._target = steps * self.places_per_step
-        if spec.num_packs is not None:
-            self._target = caps.target(self._target)
+        target = steps * self.places_per_step
+        limits = (1,) if spec.num_packs is None else caps.limits
+        self._target = np.array([min(max(target * limit, 1), FIELD + 1) for limit in limits], np.int64)
+        self._amount = np.zeros(len(limits), np.int64)
+        """Rows that count (rows a step given), or what they take by each cap (packs a step given)."""
 
     @property
-    def loads(self) -> list[Load]:
-        if self._listed is None:
-            self._listed = list(self._rows.values())
-        return self._listed
+    def table(self) -> LoadTable:
+        self._parts = [joined(self._parts)]
+        return self._parts[0]
 
     @property
     def places_per_step(self) -> int:
@@ -145,144 +116,113 @@ class Window:
     def full(self) -> bool:
         """Whether the next row has to wait outside."""
         # The next row opens one more place at most, and must be let in whatever it is.
-        return self._enough(self._amount) or (self.bounded and self._places >= self._most_places)
+        return bool((self._amount >= self._target).any()) or (self.bounded and self._places >= self._most_places)
 
     @property
     def missing(self) -> int:
         """Rows (or tokens, for a step of packs) that the window lacks while it is not full."""
-        if self.spec.num_packs is None:
-            return self._target - self._amount
-        return ((self._target - self._amount) & FIELD) + 1
+        return int(self._target[0] - self._amount[0])
 
-    def add(self, load: Load, due: int, heavy: bool) -> None:
-        """A row of an earlier window, whether this one is full or not."""
-        self._enter([load], due, load.use)
-        if heavy:
-            self.heavy.add(load.position)
+    @property
+    def mean_tokens(self) -> int:
+        """Of the rows of a window of packs; while there are none, those of a full pack."""
+        num = sum(rows.num_rows for rows in self._parts)
+        return max(1, int(self._amount[0]) // num) if num else self.spec.max_tokens
+
+    def add(self, rows: LoadTable) -> None:
+        """Rows of an earlier window with what was promised to them, whether this one is full or not."""
+        self._enter(rows)
         self._layout = None
 
-    def fill(self, waiting: Sequence[Load], due: int, heavy: Set[int], heavy_due: int) -> int:
-        """Rows in until the window is full or none waits; returns how many.
-
-        `heavy`: positions of those that are, which are due at `heavy_due`, the others at `due`.
-        """
-        amounts = list(accumulate(self._amounts(waiting), initial=self._amount))
-        num = min(bisect_left(amounts, True, key=self._enough), len(waiting))
+    def fill(self, waiting: LoadTable, due: int, heavy: Bools, heavy_due: int) -> int:
+        """Rows in until the window is full or none waits; returns how many. Heavy ones are due at `heavy_due`."""
+        sums = np.cumsum(self._amounts(waiting), axis=1)
+        lacks = self._target - self._amount
+        reached = min(int(np.searchsorted(of_cap, lack)) for of_cap, lack in zip(sums, lacks, strict=True))
+        num = min(reached + 1, waiting.num_rows)
         if self.bounded:
-            num = self._lay(waiting[:num], heavy)
-        entered = waiting[:num]
-        self._enter(entered, due, sum(map(USE, entered)))
-        for position in (load.position for load in entered if load.position in heavy) if heavy else ():
-            self.heavy.add(position)
-            self.due_of[position] = heavy_due
+            num = self._lay(waiting.sizes[:, :num], heavy[:num])
+        entered, heavy = waiting.part(0, num), heavy[:num]
+        self._enter(entered.promised(np.where(heavy, heavy_due, due), heavy))
         return num
 
-    def take(self, packs: Sequence[Bin]) -> None:
-        """Rows that leave, those of these packs."""
-        taken = list(chain.from_iterable(pack.loads for pack in packs))
-        for position in map(POSITION, taken):
-            del self._rows[position], self.due_of[position]
-        self.heavy &= self._rows.keys()
-        cost, use = sum(pack.cost for pack in packs), sum(self.caps.room - pack.room for pack in packs)
-        self.totals.count(taken, self.longest_short, -1, cost, use)
-        self._listed = self._layout = None
+    def take(self, places: Ints) -> None:
+        """The rows at these places of `table` leave."""
+        left = np.ones(self.table.num_rows, np.bool_)
+        left[places] = False
+        rows = self.table.where(left)
+        self._parts, self._layout = [rows], None
+        self._num_heavy = int(np.count_nonzero(rows.heavy))
+        self._amount = self._amounts(rows).sum(axis=1)
 
     def recost(self, loader: Loader) -> None:
         """Costs by another model; what was promised stays."""
-        loads = loader([load.sample for load in self.loads])
-        use, self.totals = self.totals.use, Totals()
-        self._rows = dict(zip(self._rows, loads, strict=True))
-        self._listed = loads
-        self.totals.count(loads, self.longest_short, 1, sum(map(COST, loads)), use)
+        rows = self.table
+        self._parts = [loader(rows.samples).promised(rows.dues, rows.heavy)]
 
-    def due(self, step: int, early: int = 0) -> tuple[Sequence[Load], Sequence[Sequence[Load]]]:
-        """Rows that step `step` must have, and the packs of the layout's first step that show that they fit.
+    def due(self, step: int, early: int = 0) -> list[list[Load]]:
+        """Rows that step `step` must have, in packs of the layout's first step, which shows that they fit.
 
         `early`: rows that are not heavy count as due so many steps before they are.
         """
-        if not self._rows:
-            return [], []
-        due_of, heavy, per_step = self.due_of, self.heavy, self.places_per_step
-
-        def when(load: Load) -> int:
-            return due_of[load.position] - (0 if load.position in heavy else early)
-
-        packs = self._packs(when)
+        table, per_step = self.table, self.places_per_step
+        if not table.num_rows:
+            return []
+        heavy = table.heavy
+        when = table.dues - np.where(heavy, 0, early)
+        packs = self._packs(heavy, when)
         # Of the rows of a pack, and of the packs of a step, the first is due first, so it alone is looked at.
-        levels = enumerate(packs[per_step::per_step], start=1)
-        tight_behind = any(when(pack[0]) - step <= level for level, pack in levels)
-        if not tight_behind and when(packs[0][0]) > step:
-            return [], []
-        packs = packs[:per_step]
-        if not tight_behind:
-            packs = [kept for pack in packs if (kept := [load for load in pack if when(load) <= step])]
-        return list(chain.from_iterable(packs)), packs
+        firsts = when[[pack[0] for pack in packs[::per_step]]] - step
+        tight_behind = bool((firsts[1:] <= np.arange(1, len(firsts))).any())
+        if not tight_behind and firsts[0] > 0:
+            return []
+        demanded = [pack if tight_behind else pack[when[pack] <= step] for pack in packs[:per_step]]
+        return [table.loads(pack) for pack in demanded if len(pack)]
 
     # --- sums and the layout ------------------------------------------------------------------------------------------
 
-    def _enter(self, loads: Sequence[Load], due: int, use: int) -> None:
-        positions = list(map(POSITION, loads))
-        self._rows.update(zip(positions, loads, strict=True))
-        self.due_of.update(zip(positions, repeat(due), strict=False))
-        self.totals.count(loads, self.longest_short, 1, sum(map(COST, loads)), use)
-        self._listed = None
+    def _enter(self, rows: LoadTable) -> None:
+        self._parts.append(rows)
+        self._num_heavy += int(np.count_nonzero(rows.heavy))
+        self._amount += self._amounts(rows).sum(axis=1)
 
-    def _amounts(self, loads: Sequence[Load]) -> Iterable[int]:
-        """What each row adds to the amount that the window holds."""
-        amounts = map(USE, loads) if self.spec.num_packs is not None else repeat(1, len(loads))
-        if self.held is None:
-            return amounts
-        return (0 if self.held(load) else amount for load, amount in zip(loads, amounts, strict=True))
-
-    @property
-    def _amount(self) -> int:
-        """Rows that count (rows a step given), or their uses (packs a step given)."""
-        if self.held is not None:
-            return sum(self._amounts(self.loads))
-        return self.totals.use if self.spec.num_packs is not None else self.totals.num_rows
-
-    def _enough(self, amount: int) -> bool:
-        """Whether this is all that the window shall hold."""
-        if self.spec.num_packs is None:
-            return amount >= self._target
-        return (self._target - amount) & self.caps.guards != self.caps.guards
+    def _amounts(self, rows: LoadTable) -> Ints:
+        """What each row adds to the amount that the window holds, by cap."""
+        amounts = np.ones((1, rows.num_rows), np.int64) if self.spec.num_packs is None else rows.sizes
+        return amounts if self.held is None else np.where(self.held(rows.tokens), 0, amounts)
 
     @property
     def _places(self) -> int:
         """Places of the layout: those of rows that are not heavy, and one for each that is."""
-        return len(self._laid().starts) + len(self.heavy)
+        return len(self._laid().starts) + self._num_heavy
 
     def _laid(self) -> Layout:
         """The layout of the window's rows without the heavy ones, in position order, which is that of due."""
         if self._layout is None:
+            table = self.table
             self._layout = Layout(self.caps, self.spec.num_packs)
-            self._layout.lay(_without(self.loads, self.heavy))
+            self._layout.lay(table.sizes[:, ~table.heavy])
         return self._layout
 
-    def _lay(self, loads: Sequence[Load], heavy: Set[int]) -> int:
+    def _lay(self, sizes: Ints, heavy: Bools) -> int:
         """These rows into the layout, as many as its places allow, which is returned; the last may open one."""
         more = self._most_places - self._places
-        layout, ordinary = self._laid(), _without(loads, heavy)
+        layout = self._laid()
         before, first = len(layout.starts), layout.num_rows
-        layout.lay(ordinary)
-        opened = [ordinary[start - first].position for start in layout.starts[before:]]
-        if len(ordinary) < len(loads):
-            opened = sorted([*opened, *(load.position for load in loads if load.position in heavy)])
+        layout.lay(sizes[:, ~heavy])
+        opens = heavy.copy()
+        opens[np.flatnonzero(~heavy)[np.array(layout.starts[before:], np.int64) - first]] = True
+        opened = np.flatnonzero(opens)
         if len(opened) < more:
-            return len(loads)
+            return len(heavy)
         self._layout = None
-        return bisect_right(loads, opened[more - 1], key=POSITION)
+        return int(opened[more - 1]) + 1
 
-    def _packs(self, when: Callable[[Load], int]) -> Sequence[Sequence[Load]]:
-        """The packs of the layout, also of heavy rows, in the order in which their first rows are due."""
-        ordinary = _without(self.loads, self.heavy)
-        starts = self._laid().starts
-        packs = [ordinary[start:end] for start, end in pairwise([*starts, len(ordinary)])]
-        if self.heavy:
-            packs += [[self._rows[position]] for position in self.heavy]
-            packs.sort(key=lambda pack: (when(pack[0]), pack[0].position))
+    def _packs(self, heavy: Bools, when: Ints) -> Sequence[Ints]:
+        """Places of the rows of each pack of the layout, also of heavy rows, in the order in which packs are due."""
+        ordinary = np.flatnonzero(~heavy)
+        packs = [ordinary[start:end] for start, end in pairwise([*self._laid().starts, len(ordinary)])]
+        if self._num_heavy:
+            packs += list(np.flatnonzero(heavy)[:, None])
+            packs.sort(key=lambda pack: (when[pack[0]], pack[0]))
         return packs
-
-
-def _without(loads: Sequence[Load], heavy: Set[int]) -> Sequence[Load]:
-    return [load for load in loads if load.position not in heavy] if heavy else loads

@@ -14,25 +14,28 @@ A step of given packs (K = packs over all ranks):
 7. Slots, ranks and order of slots (`flowtrain.packing.slots`).
 
 A step of given rows: the rows that are due and one row, the oldest, of each stratum of cost; the fewest packs that hold
-them; exchange with rows left out, so that every pack costs the mean; moves between packs; slots as above.
+them; exchange with rows left out, so that every pack costs the mean; moves between packs; slots as above. Where that is
+uneven by more than `MOST_UNEVEN`, rows that alone cost more than the packs do on average wait for a dearer step.
 
-Invariants: all of `draw.due` are taken; caps are kept; the oldest row of the window is taken. Decisions compare whole
-numbers only, ties fall by position.
+Invariants: all of `draw.due` are taken; caps are kept. Decisions compare whole numbers only, ties fall by position.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Collection, Sequence
-from itertools import chain, islice
+from fractions import Fraction
+
+import numpy as np
 
 from flowtrain.packing.balance import fewest_packs, improve, spread
 from flowtrain.packing.budget import budgets_of
-from flowtrain.packing.load import COST, Bin, Caps, Load
+from flowtrain.packing.load import Bin, Caps, Ints, Load
+from flowtrain.packing.longest_first import longest_first
 from flowtrain.packing.policies.protocol import Draw, Due, Policy, Slots
 from flowtrain.packing.slots import ordered_slots, slots_of
 from flowtrain.packing.spec import CompositionSpec, Sync
 from flowtrain.packing.stock import Stock
+from flowtrain.packing.table import LoadTable
 
 PREFIX_PERCENT = 97
 
@@ -54,6 +57,10 @@ OVERHEAD_SHARE = 40
 MOST_SHORTENED = 16
 LEFT_OVER_PERCENT = 15
 """Long rows exchanged for short ones to save a slot, also where the window's mean is so much above what slots hold."""
+
+MOST_UNEVEN = Fraction(11, 10)
+MOST_PUT_OFF = 4
+"""Times that dear rows are taken out of a step of given rows more uneven than that: without them others are dear."""
 
 ROUNDS = 2
 """Exchanges a pack may make."""
@@ -123,19 +130,22 @@ def _spent(bins: Sequence[Bin], num_ranks: int, sync: Sync, budget: int) -> tupl
 
 def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
     """Steps 2 to 5."""
+    rows, caps = draw.rows, draw.caps
     bins, budgets = _dear_slots(draw, num_packs, budget, due)
-    taken = {load.position for pack in bins for load in pack.loads}
-    if not _place_due([load for load in due.loads if load.position not in taken], bins, budgets, draw.caps):
+    taken = {load.place for pack in bins for load in pack.loads}
+    if not _place_due([load.place for load in due.loads if load.place not in taken], rows, bins, budgets, caps):
         bins = [draw.empty_pack() for _ in range(num_packs)]
         for pack, loads in zip(bins, due.packs, strict=False):
             for load in loads:
                 pack.add(load)
         budgets = [budget] * num_packs
-    taken = {load.position for pack in bins if pack.loads for load in pack.loads}
+    free = rows.costs <= max(budgets)
+    free[[load.place for pack in bins for load in pack.loads]] = False
     lacking = sum(most - pack.cost for pack, most in zip(bins, budgets, strict=True) if pack.cost < most)
-    prefix, behind = _oldest(draw, taken, lacking * PREFIX_PERCENT // 100, num_packs, max(budgets))
-    spilled = _longest_first(prefix, bins, budgets, draw.caps)
-    stock = Stock(chain(spilled, behind), draw.caps)
+    prefix, behind = _oldest(np.flatnonzero(free), rows.costs, lacking * PREFIX_PERCENT // 100)
+    spilled = longest_first(prefix, rows, bins, budgets, caps)
+    behind = behind[: STOCK_PER_PACK * num_packs + STOCK_ROWS]
+    stock = Stock(rows.loads(np.concatenate([spilled, behind])), caps)
     for number in sorted(range(num_packs), key=lambda n: bins[n].cost - budgets[n]):
         stock.fill(bins[number], budgets[number])
     kept = {load.position for load in due.loads}
@@ -148,9 +158,9 @@ def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
 
 def _dear_slots(draw: Draw, num_packs: int, budget: int, due: Due) -> tuple[list[Bin], list[int]]:
     """Step 2: packs and their budgets, dear rows placed as the first of their packs."""
-    ranks = draw.num_ranks
-    dear = [load for load in draw.loads if load.cost > budget]
-    dear.sort(key=lambda load: (draw.due_of[load.position], load.position))
+    ranks, rows = draw.num_ranks, draw.rows
+    places = np.flatnonzero(rows.costs > budget)
+    dear = rows.loads(places[np.argsort(rows.dues[places], kind="stable")])
     now = {load.position for load in due.loads}
     num_due = max((number for number, load in enumerate(dear, start=1) if load.position in now), default=0)
     num_slots = min(max(len(dear) // ranks, -(-num_due // ranks)), num_packs // ranks)
@@ -166,11 +176,11 @@ def _dear_slots(draw: Draw, num_packs: int, budget: int, due: Due) -> tuple[list
     return bins, budgets
 
 
-def _place_due(due: Sequence[Load], bins: Sequence[Bin], budgets: Sequence[int], caps: Caps) -> bool:
+def _place_due(due: Sequence[int], rows: LoadTable, bins: Sequence[Bin], budgets: Sequence[int], caps: Caps) -> bool:
     """Step 3, rows that must be in this step: where they fit the budget, else where they fit at all."""
     if not due:
         return True
-    for load in _longest_first(due, bins, budgets, caps):
+    for load in rows.loads(longest_first(np.array(due, np.int64), rows, bins, budgets, caps)):
         fitting = [n for n in range(len(bins)) if (bins[n].room - load.use) & caps.guards == caps.guards]
         if not fitting:
             return False
@@ -178,55 +188,45 @@ def _place_due(due: Sequence[Load], bins: Sequence[Bin], budgets: Sequence[int],
     return True
 
 
-def _oldest(draw: Draw, taken: set[int], most: int, num_packs: int, dearest: int) -> tuple[list[Load], list[Load]]:
-    """The oldest rows that together cost at most `most`, and those behind them that packs may still choose from."""
-    rows = iter(draw.loads)
-    prefix: list[Load] = []
-    while most > 0 and (load := next(rows, None)) is not None:
-        if load.cost <= dearest and load.position not in taken:
-            prefix.append(load)
-            most -= load.cost
-    fitting = (load for load in rows if load.cost <= dearest and load.position not in taken)
-    return prefix, list(islice(fitting, STOCK_PER_PACK * num_packs + STOCK_ROWS))
-
-
-def _longest_first(loads: Sequence[Load], bins: Sequence[Bin], budgets: Sequence[int], caps: Caps) -> list[Load]:
-    """Each row, dearest first, into the pack that lacks most; returns those for which it had no room."""
-    # Lack, negative, above and number below in one whole number: the pack that lacks most has the smallest.
-    shift = len(bins).bit_length()
-    mask = (1 << shift) - 1
-    heap = [
-        ((pack.cost - most) << shift) + number for number, (pack, most) in enumerate(zip(bins, budgets, strict=True))
-    ]
-    heapq.heapify(heap)
-    replace, guards, spilled = heapq.heapreplace, caps.guards, []
-    # Rows come oldest first, and a reversed sort is stable too: among equals the oldest comes first.
-    for load in sorted(loads, key=COST, reverse=True):
-        key = heap[0]
-        pack = bins[key & mask]
-        key += load.cost << shift
-        left = pack.room - load.use
-        if key <= mask and left & guards == guards:
-            pack.loads.append(load)
-            pack.cost += load.cost
-            pack.room = left
-            replace(heap, key)
-        else:
-            spilled.append(load)
-    return spilled
+def _oldest(places: Ints, costs: Ints, most: int) -> tuple[Ints, Ints]:
+    """The oldest rows of which all but the last together cost less than `most`, and those behind them."""
+    num = int(np.searchsorted(np.cumsum(costs[places]), most)) + 1 if most > 0 else 0
+    return places[:num], places[num:]
 
 
 # --- steps of given rows ----------------------------------------------------------------------------------------------
 
 
 def _given_rows(draw: Draw) -> list[Bin]:
+    """Where the step is uneven, rows that alone cost more than its packs do on average wait for dearer steps: while
+    they may, and as long as there are others."""
     assert draw.num_rows is not None
-    due = should_have(draw).loads
-    chosen = choose(draw.loads, draw.num_rows, due)
+    best, loads = _packs_of_rows(draw, draw.loads, should_have(draw).loads), draw.loads
+    if _unevenness(best) <= MOST_UNEVEN:
+        return best
+    kept = {load.position for load in draw.due.loads}
+    for _ in range(MOST_PUT_OFF):
+        mean = sum(pack.cost for pack in best) // len(best)
+        loads = [load for load in loads if load.cost <= mean or load.position in kept]
+        if len(loads) < draw.num_rows:
+            break
+        best = min(best, _packs_of_rows(draw, loads, draw.due.loads), key=_unevenness)
+    return best
+
+
+def _unevenness(bins: Sequence[Bin]) -> Fraction:
+    """The dearest pack over the mean."""
+    return Fraction(max(pack.cost for pack in bins) * len(bins), sum(pack.cost for pack in bins))
+
+
+def _packs_of_rows(draw: Draw, loads: Sequence[Load], due: Sequence[Load]) -> list[Bin]:
+    """A step of rows out of these, with those that are due."""
+    assert draw.num_rows is not None
+    chosen = choose(loads, draw.num_rows, due)
     chosen = shortened(draw, chosen, {load.position for load in due})
     bins = fewest_packs(chosen, draw.num_ranks, draw.caps)
     taken = {load.position for load in chosen}
-    left = [load for load in draw.loads if load.position not in taken]
+    left = [load for load in loads if load.position not in taken]
     if left:
         target = sum(pack.cost for pack in bins) // len(bins)
         stock = Stock(left[: STOCK_PER_PACK * len(bins) + STOCK_ROWS], draw.caps)

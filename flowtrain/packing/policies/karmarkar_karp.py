@@ -29,7 +29,7 @@ class KarmarkarKarp(Policy):
     def compose(self, draw: Draw) -> Slots:
         ranks = draw.num_ranks
         if draw.num_packs is None:
-            loads = draw.loads[: draw.num_rows]
+            loads: Sequence[Load] = draw.loads[: draw.num_rows]
             num_slots = max(1, -(-draw.caps.fewest_packs(loads) // ranks))
             while (packs := _two_levels(loads, ranks, num_slots, draw.caps)) is None:
                 num_slots += 1

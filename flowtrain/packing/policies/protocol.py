@@ -9,14 +9,16 @@ It keeps the caps of every pack and takes at least one row. Where `bounded`, it 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from typing import Protocol
 
 from flowtrain.packing.cost import CostModel
-from flowtrain.packing.load import Bin, Caps, Load
+from flowtrain.packing.load import Bin, Bools, Caps, Ints, Load
 from flowtrain.packing.spec import CompositionSpec
-from flowtrain.packing.window import Totals
+from flowtrain.packing.table import LoadTable
 
 Slots = list[list[Bin]]
 """`slots[slot][rank]`."""
@@ -24,35 +26,39 @@ Slots = list[list[Bin]]
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """Rows that a step must have, and packs that hold them, within the caps and no more than the step has."""
+    """Rows that a step must have, in packs that hold them, within the caps and no more than the step has."""
 
-    loads: Sequence[Load] = ()
     packs: Sequence[Sequence[Load]] = ()
 
+    @property
+    def loads(self) -> list[Load]:
+        return list(chain.from_iterable(self.packs))
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True)
 class Draw:
     """One step to be composed.
 
     Attributes:
-        loads: the window, in position order; never empty.
+        rows: the window, in position order; never empty.
         spec, cost, caps: the rules.
         due: rows that must be in this step.
         early: rows that should be, since they have waited for the usual bound.
-        due_of: step in which the row of each position is due.
-        totals: sums over the window's rows.
         last: whether no rows will come beside these.
     """
 
-    loads: Sequence[Load]
+    rows: LoadTable
     spec: CompositionSpec
     cost: CostModel
     caps: Caps
     due: Due = Due()
     early: Due = Due()
-    due_of: Mapping[int, int] = field(default_factory=dict)
-    totals: Totals = field(default_factory=Totals)
     last: bool = False
+
+    @cached_property
+    def loads(self) -> list[Load]:
+        """All rows."""
+        return self.rows.loads()
 
     @property
     def num_ranks(self) -> int:
@@ -65,7 +71,7 @@ class Draw:
     @property
     def num_rows(self) -> int | None:
         """Rows of this step, where they are given."""
-        return None if self.spec.step_samples is None else min(self.spec.step_samples, len(self.loads))
+        return None if self.spec.step_samples is None else min(self.spec.step_samples, self.rows.num_rows)
 
     def empty_pack(self) -> Bin:
         return Bin(self.caps.room)
@@ -83,8 +89,8 @@ class Policy(Protocol):
         """Steps of rows that it looks at."""
         return 1
 
-    def held(self, spec: CompositionSpec) -> Callable[[Load], bool] | None:
-        """Tells rows that may wait in a queue beside the window; None where none may."""
+    def held(self, spec: CompositionSpec) -> Callable[[Ints], Bools] | None:
+        """Tells of rows, by their tokens, which may wait in a queue beside the window; None where none may."""
         return None
 
     @abstractmethod

@@ -15,8 +15,10 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from flowtrain.packing.balance import fewest_packs
-from flowtrain.packing.load import Bin, Load
+from flowtrain.packing.load import FIELD, Bin, Bools, Ints, Load
 from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 from flowtrain.packing.slots import slots_of
 from flowtrain.packing.spec import CompositionSpec
@@ -26,20 +28,20 @@ FILL_PERCENT = 98
 
 
 class WlbQueues(Policy):
-    def held(self, spec: CompositionSpec) -> Callable[[Load], bool]:
-        return lambda load: level(load, spec) > 0
+    def held(self, spec: CompositionSpec) -> Callable[[Ints], Bools]:
+        return lambda tokens: levels(tokens, spec) > 0
 
     def compose(self, draw: Draw) -> Slots:
         queues: list[list[Load]] = [[] for _ in range(NUM_QUEUES + 1)]
-        for load in draw.loads:
-            queues[0 if draw.last else level(load, draw.spec)].append(load)
+        for load, level in zip(draw.loads, levels(draw.rows.tokens, draw.spec).tolist(), strict=True):
+            queues[0 if draw.last else level].append(load)
         packs = _rows(draw, queues) if draw.num_packs is None else _packs(draw, draw.num_packs, queues)
         return slots_of(packs, draw.num_ranks)
 
 
-def level(load: Load, spec: CompositionSpec) -> int:
-    """Number of the queue in which a row waits; 0 for none."""
-    return min((NUM_QUEUES + 1) * load.tokens // spec.max_tokens, NUM_QUEUES)
+def levels(tokens: Ints, spec: CompositionSpec) -> Ints:
+    """Number of the queue in which each row waits; 0 for none."""
+    return np.minimum((NUM_QUEUES + 1) * tokens // spec.max_tokens, NUM_QUEUES)
 
 
 def _rows(draw: Draw, queues: Sequence[Sequence[Load]]) -> list[Bin]:
@@ -73,7 +75,7 @@ def _packs(draw: Draw, num_packs: int, queues: Sequence[Sequence[Load]]) -> list
     for load in sorted(ordinary, key=lambda load: (-load.cost, load.position)):
         number = cheapest[0][1]
         if (packs[number].room - load.use) & guards != guards:
-            number = max(range(num_packs), key=lambda n: (packs[n].room & draw.caps.tokens_field, -n))
+            number = max(range(num_packs), key=lambda n: (packs[n].room & FIELD, -n))
             if (packs[number].room - load.use) & guards != guards:
                 continue
             packs[number].add(load)

@@ -5,34 +5,41 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise, permutations
 
+import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packing_rows import SPEC
 
 from flowtrain.packing import CostModel
 from flowtrain.packing.balance import improve, spread
-from flowtrain.packing.load import Bin, Caps, Load, Loader
+from flowtrain.packing.load import Bin, Caps, Load
+from flowtrain.packing.longest_first import longest_first
 from flowtrain.packing.slots import johnson, makespan, overlap_order, slots_of
 from flowtrain.packing.stock import Stock
+from flowtrain.packing.table import Loader, LoadTable
+from flowtrain.packing.window import Layout
 from flowtrain.types import ImageMeta, SampleMeta
 
 MOST = 60
-CAPS = Caps.of(
-    replace(
-        SPEC,
-        max_tokens=MOST,
-        max_pack_vision_bytes=MOST,
-        max_patches=MOST,
-        max_images=3,
-        block_bytes=lambda tokens, patches: tokens,
-    )
+SMALL = replace(
+    SPEC,
+    max_tokens=MOST,
+    max_pack_vision_bytes=MOST,
+    max_patches=MOST,
+    max_images=3,
+    block_bytes=lambda tokens, patches: tokens,
 )
-LOADER = Loader(CAPS, CostModel.from_coefficients(token=1.0, token_pair=0.1))
+CAPS = Caps.of(SMALL)
+LOADER = Loader(SMALL, CostModel.from_coefficients(token=1.0, token_pair=0.1))
+
+
+def sample_of(position: int, text: int, vision: int = 0, patches: int = 0) -> SampleMeta:
+    images = (ImageMeta(8, 8, vision, patches, patches**2),) if vision else ()
+    return SampleMeta.of(position, position, str(position), text, vision, 1, images)
 
 
 def load_of(position: int, text: int, vision: int = 0, patches: int = 0) -> Load:
-    images = (ImageMeta(8, 8, vision, patches, patches**2),) if vision else ()
-    return LOADER([SampleMeta.of(position, position, str(position), text, vision, 1, images)])[0]
+    return LOADER([sample_of(position, text, vision, patches)]).loads()[0]
 
 
 loads_lists = st.lists(
@@ -150,3 +157,67 @@ def test_order_with_returning_gradients_is_close_to_the_best(stages: list[tuple[
     assert sorted(order) == list(range(len(stages)))
     best = min(makespan(stages, p) for p in permutations(range(len(stages))))
     assert makespan(stages, order) <= min(makespan(stages, johnson(stages)), best + best // 4 + 1)
+
+
+def one_by_one(places: list[int], rows: LoadTable, bins: list[Bin], budgets: list[int]) -> list[int]:
+    """`longest_first` as it is told: every row looks for the pack that lacks most."""
+    spilled = []
+    for load in sorted(rows.loads(np.array(places, np.int64)), key=lambda load: -load.cost):
+        number = min(range(len(bins)), key=lambda n: (bins[n].cost - budgets[n], n))
+        pack = bins[number]
+        if pack.cost + load.cost <= budgets[number] and (pack.room - load.use) & CAPS.guards == CAPS.guards:
+            pack.add(load)
+        else:
+            spilled.append(load.place)
+    return spilled
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.one_of(
+        st.lists(st.tuples(st.integers(1, 40), st.integers(0, 20), st.integers(0, 50)), min_size=1, max_size=60),
+        st.lists(st.sampled_from([(3, 0, 0), (3, 1, 2), (7, 0, 0)]), min_size=1, max_size=30),
+    ),
+    st.one_of(
+        st.lists(st.integers(-4, 100), min_size=1, max_size=9), st.lists(st.integers(0, 5), min_size=2, max_size=9)
+    ),
+    st.integers(0, 5),
+)
+def test_rounds_give_what_one_by_one_gives(
+    sizes: list[tuple[int, int, int]], budgets: list[int], num_placed: int
+) -> None:
+    rows = LOADER([sample_of(position, *size) for position, size in enumerate(sizes)])
+    # Multiples of a row's cost, so that packs lack the same.
+    scaled = [budget * rows.costs[0].item() for budget in budgets]
+    found: list[list[list[int]]] = []
+    for how in (longest_first, None):
+        bins = [Bin(CAPS.room) for _ in budgets]
+        places = list(range(rows.num_rows))
+        for load in rows.loads()[: min(num_placed, len(bins), len(places) - 1)]:
+            bins[load.place].add(load)
+            places.remove(load.place)
+        if how is None:
+            spilled = one_by_one(places, rows, bins, scaled)
+        else:
+            spilled = how(np.array(places, np.int64), rows, bins, scaled, CAPS).tolist()
+        for pack in bins:
+            assert pack.room == CAPS.room - sum(load.use for load in pack.loads)
+            assert pack.cost == sum(load.cost for load in pack.loads)
+        found.append([spilled, *([load.place for load in pack.loads] for pack in bins)])
+    assert found[0] == found[1]
+
+
+@settings(max_examples=200, deadline=None)
+@given(loads_lists, st.lists(st.integers(0, 20), max_size=4))
+def test_the_layout_is_next_fit_however_rows_come(loads: list[Load], cuts: list[int]) -> None:
+    starts, room = [], None
+    for number, load in enumerate(loads):
+        if room is None or (room - load.use) & CAPS.guards != CAPS.guards:
+            starts.append(number)
+            room = CAPS.room
+        room -= load.use
+    sizes = LOADER([load.sample for load in loads]).sizes
+    layout = Layout(CAPS, num_packs=1)
+    for begin, end in pairwise([0, *sorted(min(cut, len(loads)) for cut in cuts), len(loads)]):
+        layout.lay(sizes[:, begin:end])
+    assert layout.starts == starts
