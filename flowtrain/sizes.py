@@ -33,6 +33,12 @@ from flowtrain.types import ImageMeta, SampleMeta, SkippedRow
 SIZES_SUFFIX = ".sizes.jsonl"
 PATCHES_PER_TOKEN = 4
 
+MOST_TOKENS = 1 << 31
+"""Sizes above this are no sizes of rows."""
+
+LISTED = ("unit_tokens", "image_tokens")
+COUNTED = ("n_text_tokens", "n_vision_tokens_hi", "n_vision_tokens", "n_images", "n_answer_tokens")
+
 
 def all_pairs(patches: int) -> int:
     """Of an image whose patches all attend to each other, in one layer."""
@@ -83,6 +89,8 @@ def read_sizes(
                 continue
             images = tuple(ImageMeta(h, w, tokens, patches, pairs(patches)) for h, w, tokens, patches in size["images"])
             counts = (size["text_tokens"], size["vision_tokens"], size["trained_tokens"])
+            if not (_are_sizes(counts) and all(map(_are_sizes, size["images"])) and counts[0] + counts[1]):
+                raise ValueError(f"sizes {size}")
             rows.append(SampleMeta.of(len(rows), size["row"], size["id"], *counts, images))
         except (ValueError, KeyError, TypeError) as error:
             raise DataError(f"{path}:{number + 1} is no row size: run `flowtrain data scan` again") from error
@@ -116,11 +124,15 @@ def read_trace(
         raise DataError(f"{path} has no column `n_text_tokens`: give a trace of row sizes")
     stride = _stride(table.num_rows, about)
     columns = {name: list(islice(table[name].to_pylist(), 0, None, stride)) for name in table.column_names}
+    for name in sorted({*LISTED, *COUNTED} & columns.keys()):
+        _check_sizes(path, name, columns[name], stride)
     images = _image_tokens(columns, high_resolution)
     answers = columns.get("n_answer_tokens")
     rows = []
     for number, text in enumerate(columns["n_text_tokens"]):
         tokens = images[number]
+        if not text and not sum(tokens):
+            raise DataError(f"{path}: row {number * stride} has no token: leave it out of the trace")
         answer = answers[number] if answers is not None else None
         trained = round(text * trained_share) if answer is None else min(answer, text)
         patches = [PATCHES_PER_TOKEN * of_image for of_image in tokens]
@@ -130,10 +142,27 @@ def read_trace(
     return rows, [str(source) for source in sources] if sources is not None else [""] * len(rows)
 
 
+def _are_sizes(values: Sequence[Any]) -> bool:
+    return all(type(value) is int and 0 <= value <= MOST_TOKENS for value in values)
+
+
+def _check_sizes(path: Path, name: str, column: Sequence[Any], stride: int) -> None:
+    """`DataError` where a value is no size, or no list of them in a column of lists."""
+    listed = name in LISTED
+    for number, value in enumerate(column):
+        if value is None and name != "n_text_tokens":
+            continue
+        if isinstance(value, list) != listed or not _are_sizes(value if listed else (value,)):
+            what = "lists of whole numbers" if listed else "whole numbers"
+            raise DataError(
+                f"{path}: row {number * stride} has {value!r} in column `{name}`: give {what} from 0 to {MOST_TOKENS}"
+            )
+
+
 def _image_tokens(columns: dict[str, list[Any]], high_resolution: bool) -> Sequence[Sequence[int]]:
     """LLM tokens of the images of each row."""
     high = high_resolution and "n_vision_tokens_hi" in columns
-    units = next((columns[name] for name in ("unit_tokens", "image_tokens") if name in columns and not high), None)
+    units = next((columns[name] for name in LISTED if name in columns and not high), None)
     if units is not None:
         return [of_row or () for of_row in units]
     num = len(columns["n_text_tokens"])

@@ -102,6 +102,11 @@ def packing(
     else:
         given = _of_trace(subject, ranks or DEFAULT_RANKS, changes, order, seed, model, high_resolution)
     made = {name: compose(given, name, steps) for name in names}
+    if not all(made.values()):
+        raise DataError(
+            f"{subject}: none of its {len(given.rows)} rows fits a pack by packing.max_patches "
+            f"({given.spec.max_patches}) and packing.max_images ({given.spec.max_images}): raise them"
+        )
     found = {name: _figures(made[name], given, name) for name in names}
     for note in given.notes:
         typer.echo(f"note: {note}", err=True)
@@ -158,7 +163,8 @@ def _of_trace(
     from flowtrain.types import Cut
 
     if not path.is_file():
-        raise ConfigError(f"{path} does not exist: give a config (.yaml) or a trace of row sizes (.parquet)")
+        what = "is no file" if path.exists() else "does not exist"
+        raise ConfigError(f"{path} {what}: give a config (.yaml) or a trace of row sizes (.parquet)")
     shape = read_shape(model) if model else None
     pairs = shape.vision.attended_pairs if shape else reference_pairs
     rows = in_order(*read_trace(path, high_resolution, pairs=pairs), order=order, seed=seed)
@@ -248,6 +254,12 @@ def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, 
 def _within(rows: Sequence[SampleMeta], cap: int) -> tuple[list[SampleMeta], tuple[str, ...]]:
     """Rows that a pack can hold, numbered anew."""
     kept = [row for row in rows if row.tokens <= cap]
+    if rows and not kept:
+        shortest = min(row.tokens for row in rows)
+        raise DataError(
+            f"none of the {len(rows)} rows fits a pack of {cap} tokens, the shortest has {shortest}: "
+            f"raise --max-tokens or packing.max_tokens"
+        )
     notes = (f"{len(rows) - len(kept)} rows of more than {cap} tokens are left out",) if len(kept) < len(rows) else ()
     return [row._replace(position=position) for position, row in enumerate(kept)], notes
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
-    from flowtrain.types import Step
+    from flowtrain.types import Pack, Step
 
 Shares = list[list[list[float]]]
 """`shares[step][slot][rank]`: cost of a pack over the dearest of its slot, 0 to 1."""
@@ -32,13 +32,12 @@ _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 def shares_of(steps: Sequence[Step]) -> Shares:
     """Loads as the picture shows them; a slot without work is all 1: nobody waits."""
-    return [
-        [
-            [pack.cost / dearest if (dearest := max(p.cost for p in slot)) else 1.0 for pack in slot]
-            for slot in step.slots
-        ]
-        for step in steps
-    ]
+    return [[_shares(slot) for slot in step.slots] for step in steps]
+
+
+def _shares(slot: Sequence[Pack]) -> list[float]:
+    dearest = max(pack.cost for pack in slot)
+    return [pack.cost / dearest if dearest else 1.0 for pack in slot]
 
 
 def colour(share: float) -> tuple[int, int, int]:

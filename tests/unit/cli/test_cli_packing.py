@@ -134,10 +134,34 @@ def test_what_cannot_be_shown_is_told(trace: Path, tmp_path: Path) -> None:
         run(trace, "--policy", "best")
     with pytest.raises(ConfigError, match="does not exist"):
         run(tmp_path / "none.parquet")
+    with pytest.raises(ConfigError, match="is no file"):
+        run(tmp_path)
+    with pytest.raises(DataError, match="none of the 900 rows fits a pack of 8 tokens, the shortest has"):
+        run(trace, "--max-tokens", 8)
     other = tmp_path / "other.parquet"
     parquet.write_table(pa.table({"text": ["a"]}), other)
     with pytest.raises(DataError, match="n_text_tokens"):
         run(other)
+
+
+@pytest.mark.parametrize(
+    ("columns", "told"),
+    [
+        ({"n_text_tokens": [5, None]}, "row 1 has None in column `n_text_tokens`"),
+        ({"n_text_tokens": [5.5, 6.0]}, "row 0 has 5.5 in column `n_text_tokens`"),
+        ({"n_text_tokens": [5, 6], "unit_tokens": [[3, -9], None]}, r"row 0 has \[3, -9\] in column `unit_tokens`"),
+        ({"n_text_tokens": [5, 6], "n_vision_tokens": [[3], [4]]}, "give whole numbers from 0"),
+        ({"n_text_tokens": [5, 0]}, "row 1 has no token"),
+        ({"n_text_tokens": [10**12]}, "from 0 to 2147483648"),
+    ],
+)
+def test_a_trace_of_other_things_than_sizes_is_refused(
+    columns: dict[str, list[Any]], told: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "sizes.parquet"
+    parquet.write_table(pa.table(columns), path)
+    with pytest.raises(DataError, match=told):
+        run(path, "--ranks", 2)
 
 
 def test_shares_are_of_the_dearest_in_the_slot() -> None:
