@@ -76,7 +76,8 @@ class Caps:
         wanted = (spec.max_tokens, spec.max_pack_vision_bytes, spec.max_patches, spec.max_images)
         limits = tuple(min(limit, FIELD) for limit in wanted if limit is not None)
         guards = sum(1 << ((FIELD_BITS + 1) * place + FIELD_BITS) for place in range(len(limits)))
-        return cls(limits, guards + _side_by_side(limits), guards)
+        room = guards + sum(limit << ((FIELD_BITS + 1) * place) for place, limit in enumerate(limits))
+        return cls(limits, room, guards)
 
     def hold(self, sizes: Ints) -> Bools:
         """Of each row, whether an empty pack has room; `sizes` by cap and row."""
@@ -92,16 +93,8 @@ class Caps:
         """By cap and bin."""
         return np.array([self._fields(pack.room) for pack in bins], np.int64).T
 
-    def room_of(self, left: Iterable[int]) -> int:
-        """The room of a bin that has so much left by each cap."""
-        return self.guards + _side_by_side(left)
-
     def _fields(self, value: int) -> list[int]:
         return [(value >> ((FIELD_BITS + 1) * place)) & FIELD for place in range(len(self.limits))]
-
-
-def _side_by_side(numbers: Iterable[int]) -> int:
-    return sum(number << ((FIELD_BITS + 1) * place) for place, number in enumerate(numbers))
 
 
 @dataclass(slots=True, eq=False)

@@ -18,7 +18,7 @@ from itertools import islice
 
 import numpy as np
 
-from flowtrain.packing.load import COST, Bin, Bools, Caps, Ints
+from flowtrain.packing.load import COST, USE, Bin, Bools, Caps, Ints
 from flowtrain.packing.table import LoadTable
 
 
@@ -56,7 +56,7 @@ def longest_first(places: Ints, rows: LoadTable, bins: Sequence[Bin], budgets: S
                 # The pack stays first until a row comes for which it has room.
                 fitting = (costs[row:] <= before[begin]) & (sizes[:, row:] <= rooms[:, order[begin], None]).all(axis=0)
                 row += _leading(~fitting)
-    _into_bins(places, pack_of, rows, bins, caps, rooms)
+    _into_bins(places, pack_of, rows, bins)
     return places[pack_of < 0]
 
 
@@ -65,14 +65,14 @@ def _leading(flags: Bools) -> int:
     return len(flags) if flags.all() else int(flags.argmin())
 
 
-def _into_bins(places: Ints, pack_of: Ints, rows: LoadTable, bins: Sequence[Bin], caps: Caps, rooms: Ints) -> None:
+def _into_bins(places: Ints, pack_of: Ints, rows: LoadTable, bins: Sequence[Bin]) -> None:
     given = np.flatnonzero(pack_of >= 0)
     by_pack = given[np.argsort(pack_of[given], kind="stable")]
     loads = iter(rows.loads(places[by_pack]))
     counts = np.bincount(pack_of[given], minlength=len(bins)).tolist()
-    for pack, count, room in zip(bins, counts, rooms.T.tolist(), strict=True):
+    for pack, count in zip(bins, counts, strict=True):
         if count:
             more = list(islice(loads, count))
             pack.loads += more
             pack.cost += sum(map(COST, more))
-            pack.room = caps.room_of(room)
+            pack.room -= sum(map(USE, more))
