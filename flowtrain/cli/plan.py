@@ -21,6 +21,7 @@ from flowtrain.errors import ConfigError, PlanError
 if TYPE_CHECKING:
     from flowtrain.allocator.problem import Question
     from flowtrain.allocator.report import Report
+    from flowtrain.config.schema import Config
 
 DEFAULT_DEVICE = "h100"
 

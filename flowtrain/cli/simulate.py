@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flowtrain.cli.options import Debug, JsonFile, Overrides
-from flowtrain.errors import ConfigError, DataError
+from flowtrain.errors import ConfigError, DataError, PlanError
 
 if TYPE_CHECKING:
     from flowtrain.allocator.problem import Question
@@ -221,7 +221,7 @@ def _subject(
     else:
         found = POLICIES[policy](problem, device_bytes, WHOLE)
         if found is None:
-            raise refusal(problem, device_bytes, WHOLE)
+            raise PlanError(refusal(problem, device_bytes, WHOLE))
         choices = list(found.choices)
     made = planned(question, problem.job, choices, options)
     layouts = ", ".join(f"{choice.load.name} {layout_text(choice.candidate.layout)}" for choice in choices)
