@@ -81,7 +81,7 @@ class Recorder:
             return None
         match self._asked.pop(0):
             case PackOrder(phase=Phase.TRAIN, pack=pack, step=step) if pack.samples:
-                self.packs.append((step, pack.samples, answer.value.seconds))
+                self.packs.append((step, pack.samples, answer.value[0].seconds))
             case EncodeOrder(unit=unit):
                 self._units[unit.id] = unit.samples
                 self.encodes.append((unit.samples, answer.value.seconds))

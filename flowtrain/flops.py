@@ -27,6 +27,10 @@ from typing import NamedTuple
 from flowtrain.shapes import EncoderShape, ModelShape, ProjectorShape, TextShape
 from flowtrain.types import Module, SampleMeta
 
+NOMINAL_TOKENS = 1024
+NOMINAL_TRAINED = 0.5
+"""A sample to weigh layers and head by, where no row has been seen."""
+
 
 class StepFlops(NamedTuple):
     """Training FLOPs of a step by module."""
@@ -88,6 +92,17 @@ def backbone_flops(text: TextShape, lengths: Sequence[int], head_tokens: int | N
     linear = (2.0 * text.token_weights + text.state_flops) * tokens
     attention = 4.0 * text.attention_width * sum(text.attended_pairs(length) for length in lengths)
     return BackboneFlops(linear, attention, 2.0 * text.head_weights * (tokens if head_tokens is None else head_tokens))
+
+
+def section_costs(text: TextShape) -> tuple[list[float], float]:
+    """Forward FLOPs of each layer, and of the head, for a token of a sample of `NOMINAL_TOKENS` of which
+    `NOMINAL_TRAINED` have a label: what a pipeline is cut by."""
+    width = 4.0 * text.attention_width / NOMINAL_TOKENS
+    layers = [
+        2.0 * text.layer_token_weights(layer) + width * text.layer_pairs(layer, NOMINAL_TOKENS)
+        for layer in range(text.layers)
+    ]
+    return layers, 2.0 * text.head_weights * NOMINAL_TRAINED
 
 
 def palm_flops(text: TextShape, lengths: Sequence[int]) -> float:

@@ -66,8 +66,11 @@ class UnitEncoded:
 
 @dataclass(frozen=True, slots=True)
 class PackOrder:
-    """Run one pack. `masked`: positions of rows found bad, which take no part. `return_gradients`: write the
-    gradient of each feature over its bytes in the pool before answering."""
+    """Run one pack.
+
+    `masked`: positions of rows found bad, which take no part. `return_gradients`: write the gradient of each feature
+    over its bytes in the pool before answering. `num_slots`: packs of each rank in the step.
+    """
 
     phase: Phase
     step: int
@@ -75,6 +78,7 @@ class PackOrder:
     refs: tuple[EmbeddingRef, ...]
     masked: tuple[int, ...]
     return_gradients: bool
+    num_slots: int
 
     @property
     def blocks(self) -> tuple[int, ...]:

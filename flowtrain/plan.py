@@ -10,7 +10,7 @@ from flowtrain.types import Role
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Degrees of parallelism of one module, written `r2f4t2c2p2e2` (contract C14)."""
+    """Degrees of parallelism of one module, written `r2f4t2c2p2v2e2`; `vpp`: sections of a pipeline's rank."""
 
     dp_replicate: int = 1
     dp_shard: int = 1
@@ -18,6 +18,7 @@ class Layout:
     cp: int = 1
     pp: int = 1
     ep: int = 1
+    vpp: int = 1
 
     @property
     def world_size(self) -> int:
@@ -28,12 +29,17 @@ class Layout:
         """Data-parallel ranks: those that get packs, or units, of their own."""
         return self.dp_replicate * self.dp_shard
 
+    @property
+    def packs_held(self) -> int:
+        """Packs that a data-parallel rank needs at hand to get to the end of the oldest (`flowtrain.pipeline`)."""
+        return self.pp if self.vpp == 1 else 2 * self.pp
+
     def leads(self, rank: int) -> bool:
         """Whether a rank answers for its data-parallel rank: the first of those, who are neighbours in a stage."""
         return rank < self.world_size // self.pp and rank % (self.tp * self.cp) == 0
 
 
-LETTERS = {"r": "dp_replicate", "f": "dp_shard", "t": "tp", "c": "cp", "p": "pp", "e": "ep"}
+LETTERS = {"r": "dp_replicate", "f": "dp_shard", "t": "tp", "c": "cp", "p": "pp", "v": "vpp", "e": "ep"}
 
 
 def layout_of(text: str) -> Layout:

@@ -184,7 +184,6 @@ class Pack(NamedTuple):
         units: the encode units of its images, in the order of need.
         cost: predicted backbone time in the cost model's unit, a whole number.
         encode_cost: predicted encoder time in the same unit.
-        padded_tokens: length to which the pack is padded, at least `tokens`; 0: as it is.
     """
 
     slot: int
@@ -193,7 +192,6 @@ class Pack(NamedTuple):
     units: tuple[EncodeUnit, ...]
     cost: int
     encode_cost: int
-    padded_tokens: int = 0
 
     @property
     def tokens(self) -> int:

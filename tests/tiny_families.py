@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -93,13 +93,15 @@ class Recipe:
     attributes: dict[str, str] | None = None
 
 
-def make_family(family: str, folder: Path) -> Path:
-    """Write the folder of one family; returns it."""
+def make_family(family: str, folder: Path, changed: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """Write the folder of one family; returns it. `changed`: other values of its text_config or vision_config."""
     recipe = RECIPES[family]
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = _tokenizer(recipe)
     values = json.loads(json.dumps(recipe.values))
     values.update({key: tokenizer.convert_tokens_to_ids(token) for key, token in recipe.token_ids.items()})
+    for part, others in (changed or {}).items():
+        values[part] |= others
     values["text_config"] |= {
         "vocab_size": len(tokenizer),
         "pad_token_id": tokenizer.pad_token_id,

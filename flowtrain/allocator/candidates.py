@@ -187,7 +187,8 @@ def _pieces(
             if not divided.any() or (layout is not None and ep != layout.ep):
                 continue
             r, f = (replicas // shards)[divided], shards[divided]
-            for vpp, size, recompute in product(_vpp(load, pp), holding, recomputes):
+            interleaved = _vpp(load, pp) if layout is None else [layout.vpp]
+            for vpp, size, recompute in product(interleaved, holding, recomputes):
                 yield r, f, (tp, cp, pp, vpp, ep, size, recompute, threads)
 
 

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from flowtrain.errors import PlanError
-from flowtrain.plan import LETTERS, Layout, layout_of
-from flowtrain.shapes import ModelShape
+from flowtrain.plan import Layout, layout_of
+from flowtrain.shapes import Mixer, ModelShape
 from flowtrain.types import Role
-
-LAUNCHED = {Role.PRODUCER: "rft", Role.CONSUMER: "rftc"}
-"""Letters of the degrees that `flowtrain launch` runs; the others can be planned."""
 
 
 def parse_layout(text: str, key: str) -> Layout:
@@ -24,7 +21,7 @@ def parse_layout(text: str, key: str) -> Layout:
 
 
 def check_layout(layout: Layout, role: Role, shape: ModelShape, key: str) -> None:
-    """PlanError, with the numbers, where the module does not divide as asked, or launch does not run the layout."""
+    """PlanError, with the numbers, where the module does not divide as asked."""
     for problem in _problems(layout, role, shape):
         raise PlanError(f"{key}: {problem}")
 
@@ -44,10 +41,27 @@ def _problems(layout: Layout, role: Role, shape: ModelShape) -> list[str]:
             f"{ways} spreads {kv_heads} key-value heads of the {name} over {over} ranks: choose a divisor or a "
             f"multiple of {kv_heads}"
         )
-    if role is Role.PRODUCER and (layout.cp, layout.pp, layout.ep) != (1, 1, 1):
-        found.append("an encoder is cut by r, f and t only: c, p and e are the backbone's")
-    elif layout.pp > shape.text.layers:
-        found.append(f"p{layout.pp} cuts {shape.text.layers} layers of the {name} into {layout.pp} stages: lower it")
+    if role is Role.PRODUCER and (layout.cp, layout.pp, layout.ep, layout.vpp) != (1, 1, 1, 1):
+        found.append("an encoder is cut by r, f and t only: c, p, v and e are the backbone's")
+    elif layout.pp * layout.vpp > shape.text.layers:
+        ways = f"p{layout.pp}" if layout.vpp == 1 else f"p{layout.pp}v{layout.vpp}"
+        found.append(
+            f"{ways} cuts {shape.text.layers} layers of the {name} into {layout.pp * layout.vpp} sections: lower it"
+        )
+    elif layout.vpp > 1 and layout.pp == 1:
+        found.append(f"v{layout.vpp} is for the sections of a pipeline's rank, and p is 1: leave it out, or give p")
+    elif layout.vpp > 1 and layout.dp_shard > 1:
+        found.append(
+            f"v{layout.vpp} with f{layout.dp_shard} would gather pieces of several sections at once: use p{layout.pp} "
+            f"without v, or copies (r{layout.dp_shard})"
+        )
+    recurrent = shape.text.layers_with(Mixer.RECURRENT)
+    if role is Role.CONSUMER and recurrent and layout.world_size > layout.dp_replicate:
+        found.insert(
+            0,
+            f"{recurrent} of {shape.text.layers} layers of the {name} mix tokens otherwise than by attention, so its "
+            f"samples go through it one by one: use copies, such as r{layout.world_size}",
+        )
     experts = shape.text.moe.experts if shape.text.moe else 0
     if role is Role.CONSUMER and layout.ep > 1:
         if not experts:
@@ -59,10 +73,4 @@ def _problems(layout: Layout, role: Role, shape: ModelShape) -> list[str]:
                 f"e{layout.ep} borrows its ranks from f{layout.dp_shard} and c{layout.cp}, which are "
                 f"{layout.dp_shard * layout.cp}: choose a divisor of that"
             )
-    other = [letter for letter, axis in LETTERS.items() if getattr(layout, axis) > 1 and letter not in LAUNCHED[role]]
-    if other:
-        found.append(
-            f"{', '.join(f'{letter}{getattr(layout, LETTERS[letter])}' for letter in other)} can be planned and not "
-            f"launched yet: the {name} runs with {', '.join(LAUNCHED[role])}"
-        )
     return found

@@ -160,7 +160,7 @@ class Candidate:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.dp_replicate, self.dp_shard, self.tp, self.cp, self.pp, self.ep)
+        return Layout(self.dp_replicate, self.dp_shard, self.tp, self.cp, self.pp, self.ep, self.vpp)
 
     @property
     def schedule(self) -> str:

@@ -60,7 +60,7 @@ def make_plan(
     on_gpu = _devices(config, sides, sizes, inventory)
     threads = _threads(config, sizes, inventory.cpus)
     homes = _homes(config, sides, sizes, threads, on_gpu, nodes)
-    segment_bytes = divide(config, shape, homes, layouts[Role.PRODUCER])
+    segment_bytes = divide(config, shape, homes, layouts[Role.PRODUCER], layouts[Role.CONSUMER])
     modules = {}
     for role in sides:
         ranks = tuple(

@@ -4,7 +4,7 @@
 |---|---|---|
 | producer | its features, and the gradients that come back over them | the rest of its node, in equal parts |
 | consumer that reaches every producer by shared memory | nothing: it reads in place | 0 |
-| any other consumer | copies of what it reads elsewhere | what `PACKS_HELD` packs can take, at most an equal part |
+| any other with first layers | copies of what it reads elsewhere | what its packs take, at most an equal part |
 
 Invariants: the segments of a node sum to at most `pool.bytes`; each is a whole number of pages.
 """
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import Counter
 
 from flowtrain.allocator.place import Homes
-from flowtrain.allocator.room import BLOCK_HEADER_BYTES, PACKS_HELD, PAGE_BYTES, largest_block_bytes, to_pages
+from flowtrain.allocator.room import BLOCK_HEADER_BYTES, PAGE_BYTES, largest_block_bytes, packs_received, to_pages
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
@@ -28,8 +28,11 @@ MAX_OWNERS_PER_NODE = 64
 """Segments of one node that an address can tell apart; a test holds it together with `flowtrain.pool.address`."""
 
 
-def divide(config: Config, shape: ModelShape, homes: Homes, encoder: Layout) -> dict[Role, tuple[int, ...]]:
-    """Bytes of every rank's own segment; of producers that encode as one, with the layout `encoder`, the first has one.
+def divide(
+    config: Config, shape: ModelShape, homes: Homes, encoder: Layout, backbone: Layout
+) -> dict[Role, tuple[int, ...]]:
+    """Bytes of every rank's own segment; of producers that encode as one, with the layout `encoder`, the first has one,
+    and of a pipeline those that read features.
 
     Raises:
         PlanError: the transport that the config asks for does not reach from node to node, or too many owners.
@@ -44,7 +47,11 @@ def divide(config: Config, shape: ModelShape, homes: Homes, encoder: Layout) -> 
             f"memory ends at the node; use auto, nixl or ray"
         )
     several = config.placement != "colocated"
-    copies = [several and (transport in COPYING or set(producers) != {node}) for node in consumers]
+    readers = len(consumers) // backbone.pp
+    copies = [
+        several and rank < readers and (transport in COPYING or set(producers) != {node})
+        for rank, node in enumerate(consumers)
+    ]
     owners = Counter(producers) + Counter(node for node, copying in zip(consumers, copies, strict=True) if copying)
     for node, num in owners.items():
         if num > MAX_OWNERS_PER_NODE:
@@ -52,7 +59,7 @@ def divide(config: Config, shape: ModelShape, homes: Homes, encoder: Layout) -> 
                 f"node {node} has {num} pool segments and an address tells {MAX_OWNERS_PER_NODE} of a node apart: "
                 f"spread the producers and consumers over more nodes"
             )
-    most = receive_bytes(config, shape)
+    most = receive_bytes(config, shape, backbone)
     shares = {node: config.pool.bytes // num // PAGE_BYTES * PAGE_BYTES for node, num in owners.items()}
     received = [min(shares[node], most) if copying else 0 for node, copying in zip(consumers, copies, strict=True)]
     taken: Counter[int] = Counter()
@@ -66,10 +73,10 @@ def divide(config: Config, shape: ModelShape, homes: Homes, encoder: Layout) -> 
     return {Role.PRODUCER: tuple(sent), Role.CONSUMER: tuple(received)}
 
 
-def receive_bytes(config: Config, shape: ModelShape) -> int:
-    """The most that `PACKS_HELD` packs of features can take, block headers included, plus one largest block."""
+def receive_bytes(config: Config, shape: ModelShape, backbone: Layout) -> int:
+    """The most that the packs under way to a consumer can take, block headers included, plus one largest block."""
     features, tokens = shape.features(config.cut), config.packing.max_tokens
     patches = tokens * shape.projector.patches_per_token
     payload = payload_bytes(features, config.model.dtype, tokens, patches)
     overhead = tokens * (BLOCK_HEADER_BYTES + ALIGNMENT * (len(features) + 1))  # a pack of samples of one token each
-    return to_pages(PACKS_HELD * (payload + overhead) + largest_block_bytes(config, shape))
+    return to_pages(packs_received(backbone) * (payload + overhead) + largest_block_bytes(config, shape))

@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property
 from pathlib import Path
@@ -53,6 +54,7 @@ class Half(nn.Module):
         self.device = device
         self.compute_dtype = compute_dtype
         self._module_of = {name: module for name, module in table.items() if module in part}
+        self._held = frozenset(self._module_of)
 
     @staticmethod
     def part_of(config: Config) -> frozenset[Module]:
@@ -104,7 +106,7 @@ class Half(nn.Module):
         if spread is not None:
             spread.cut(half)
         read = read_whole if spread is None else spread.read
-        load_part(model, table, part, weights_dir, device, parameter_dtype, shapes, read)
+        load_part(model, half.held_names, weights_dir, device, parameter_dtype, shapes, read)
         if spread is not None:
             spread.filled(half)
         model.train()
@@ -115,9 +117,26 @@ class Half(nn.Module):
         """Encoder and projector as modules, for the cut before the projector."""
         return find_parts(self.model)
 
+    @property
+    def held_names(self) -> frozenset[str]:
+        """Parameters of this half that exist in this process, whole or in part: all, but in a pipeline."""
+        return self._held
+
+    def hold(self, names: Iterable[str]) -> None:
+        """Hold these of the half's parameters only; before they are loaded."""
+        self._held = frozenset(names) & self._module_of.keys()
+
     def parameters_by_name(self) -> dict[str, nn.Parameter]:
-        """This half's parameters, frozen ones too, under the names of the whole model."""
+        """The parameters held here, frozen ones too, under the names of the whole model."""
+        return {name: p for name, p in self.model.named_parameters() if name in self._held}
+
+    def all_parameters_by_name(self) -> dict[str, nn.Parameter]:
+        """The whole half's parameters; those that other ranks of a pipeline hold are on meta here."""
         return {name: p for name, p in self.model.named_parameters() if name in self._module_of}
+
+    def trainable_names(self) -> list[str]:
+        """Of the whole half, in the model's order."""
+        return [name for name, p in self.all_parameters_by_name().items() if p.requires_grad]
 
     def tensors_by_name(self) -> dict[str, torch.Tensor]:
         """What an export holds of this half: its parameters, and those of its buffers that a model folder stores."""
@@ -126,6 +145,7 @@ class Half(nn.Module):
         return {**self.parameters_by_name(), **own}
 
     def module_of(self) -> dict[str, Module]:
+        """Of every parameter of the whole half."""
         return dict(self._module_of)
 
     def computing(self) -> AbstractContextManager[Any]:

@@ -27,8 +27,8 @@ from torch import nn
 from flowtrain.errors import PlanError
 from flowtrain.models.backbone import BackboneHalf, PackSample
 from flowtrain.models.families import has_image_axes, ordinary_ids
-from flowtrain.models.table import module_of_name
-from flowtrain.types import Cut, Module
+from flowtrain.models.sections import SectionRunner, Tensors, decoder_layers
+from flowtrain.types import Cut
 
 TEXT_TOKENS = 5
 IMAGE_SIDE = 2
@@ -51,7 +51,7 @@ def check_packing(backbone: BackboneHalf) -> Mode:
     Raises:
         PlanError: samples leak into each other and the model has no other token mixer that explains it.
     """
-    culprit = find_leak(backbone, backbone.logits)
+    culprit = find_leak(backbone, backbone.run)
     if culprit is None:
         return "packed"
     if not _mixes_tokens_otherwise(backbone.model):
@@ -68,12 +68,11 @@ def check_packing(backbone: BackboneHalf) -> Mode:
     return "one-by-one"
 
 
-def find_leak(
-    backbone: BackboneHalf, forward: Callable[[Sequence[PackSample]], tuple[torch.Tensor, torch.Tensor]]
-) -> str | None:
+def find_leak(backbone: BackboneHalf, forward: Callable[..., Tensors]) -> str | None:
     """Name of the first layer where a sample differs from itself alone or with another neighbour; None if none.
 
-    Features are made as they are after the projector, which sees one sample at a time wherever the cut is.
+    Features are made as they are after the projector, which sees one sample at a time wherever the cut is. A rank of a
+    pipeline tests its own layers, by itself.
     """
     a, b = _sample(backbone, 0, image_last=True), _sample(backbone, 1, image_last=False)
     other_a, other_b = _altered(backbone, a, 2), _altered(backbone, b, 3)
@@ -156,13 +155,30 @@ def _text_ids(backbone: BackboneHalf, count: int, generator: torch.Generator) ->
 # --- observing layers -------------------------------------------------------------------------------------------------
 
 
-def _run(backbone: BackboneHalf, forward: Any, samples: Sequence[PackSample]) -> _Run:
+def _run(backbone: BackboneHalf, forward: Callable[..., Tensors], samples: Sequence[PackSample]) -> _Run:
     lengths = [len(sample.input_ids) for sample in samples]
     outputs: dict[str, list[torch.Tensor]] = {}
-    with _watching(backbone, lengths, outputs):
-        logits, _ = forward(samples)
-    outputs["logits"] = list(logits.split([length - 1 for length in lengths]))
+    for section in backbone.sections or (None,):
+        carried = None if section is None or section.section.is_first else _carried(backbone, section, samples)
+        with _watching(backbone, lengths, outputs):
+            found = forward(samples, section=section, carried=carried)
+        if section is None or section.section.is_last:
+            outputs["logits"] = list(found[0].split([length - 1 for length in lengths]))
     return _Run(outputs)
+
+
+def _carried(backbone: BackboneHalf, section: SectionRunner, samples: Sequence[PackSample]) -> torch.Tensor:
+    """What a section of a pipeline might be given for these samples: of each its own, whatever is beside it."""
+    image, hidden = backbone.model.config.image_token_id, []
+    for sample in samples:
+        assert sample.features is not None
+        phases = torch.arange(1, sample.features[0].shape[1] + 1, device=backbone.device)
+        states = torch.sin(0.7 * sample.input_ids[:, None] * phases).to(backbone.stream_dtype)
+        hidden.append(states.masked_scatter((sample.input_ids == image)[:, None], sample.features[0].to(states)))
+    whole = torch.cat(hidden)
+    padded = torch.cat([whole, whole.new_zeros(-len(whole) % backbone.share.multiple, whole.shape[1])])
+    levels = zip(*(sample.features[1 + section.section.start :] for sample in samples if sample.features), strict=True)
+    return torch.cat([backbone.share.own_tokens(padded[None])[0], *(torch.cat(level).to(whole) for level in levels)])
 
 
 @contextmanager
@@ -182,17 +198,6 @@ def _watching(backbone: BackboneHalf, lengths: list[int], outputs: dict[str, lis
     finally:
         for handle in handles:
             handle.remove()
-
-
-def decoder_layers(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """The backbone's transformer layers with their names: the longest list of modules outside the encoder."""
-    lists = [
-        (name, module)
-        for name, module in model.named_modules()
-        if isinstance(module, nn.ModuleList) and module_of_name(name) is Module.BACKBONE and name.endswith("layers")
-    ]
-    name, layers = max(lists, key=lambda pair: len(pair[1]))
-    return [(f"{name}.{index}", layer) for index, layer in enumerate(layers)]
 
 
 def _mixes_tokens_otherwise(model: Any) -> bool:

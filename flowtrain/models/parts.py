@@ -13,7 +13,7 @@ plain model does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Set
 from pathlib import Path
 from textwrap import shorten
 from typing import Any
@@ -24,7 +24,6 @@ from transformers import AutoConfig, AutoModelForImageTextToText
 
 from flowtrain.errors import ConfigError
 from flowtrain.models import weights
-from flowtrain.types import Module
 
 
 def read_config(model_dir: Path, trust_remote_code: bool) -> Any:
@@ -94,15 +93,14 @@ Read = Callable[[str, torch.Tensor, weights.StoredTensor, torch.device, torch.dt
 
 def load_part(
     model: Any,
-    table: dict[str, Module],
-    part: frozenset[Module],
+    held: Set[str],
     folder: Path,
     device: torch.device,
     dtype: torch.dtype,
     shapes: Mapping[str, tuple[int, ...]],
     read: Read,
 ) -> None:
-    """Fill the parameters of `part`, and all buffers, of a model built on meta; the rest stays on meta.
+    """Fill the parameters `held`, and all buffers, of a model built on meta; the rest stays on meta.
 
     `shapes`: of the whole parameters; `read`: what this process holds of one, from its stored tensor.
 
@@ -111,10 +109,7 @@ def load_part(
     """
     files = weights.weight_files(folder)
     places = places_of(model)
-    stored_as: dict[str, str] = {}
-    for name, module in table.items():
-        if module in part:
-            stored_as[name] = _stored_name(name, places[name], files, folder)
+    stored_as = {name: _stored_name(name, places[name], files, folder) for name in places if name in held}
     names = {stored: name for name, stored in stored_as.items()}
     for stored, tensor in weights.open_tensors(files, names):
         name = names[stored]

@@ -33,6 +33,7 @@ class Share:
         cross_entropy: logits (K, rows of the vocabulary here) and (K,) target ids → sum of the token losses.
         total: the loss of this rank's places → the pack's.
         whole_tokens: (1, tokens here, D) of a layer → (1, T, D) of the pack.
+        own_tokens: the reverse, without a gradient.
     """
 
     multiple: int = 1
@@ -41,6 +42,7 @@ class Share:
     cross_entropy: Callable[[Tensor, Tensor], Tensor] = _summed_cross_entropy
     total: Callable[[Tensor], Tensor] = _same
     whole_tokens: Callable[[Tensor], Tensor] = _same
+    own_tokens: Callable[[Tensor], Tensor] = _same
 
 
 ALONE = Share()

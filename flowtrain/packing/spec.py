@@ -54,7 +54,6 @@ class CompositionSpec:
             `GRACE_STEPS` more where a step would else be uneven; a row that alone costs more than a full pack of short
             ones may wait twice as long.
         colocated: a rank's packs are encoded by the producer that shares its process.
-        pad_tokens: a pack's padded length is a multiple of this.
     """
 
     num_rows: int
@@ -75,14 +74,13 @@ class CompositionSpec:
     sync: Sync = "step"
     own_pack: bool = False
     max_wait_steps: int = 4
-    pad_tokens: int = 1
     producer_shards: int = 1
     colocated: bool = False
 
     def __post_init__(self) -> None:
         assert (self.step_samples is None) != (self.step_packs is None), "give one of step_samples and step_packs"
         assert min(self.num_rows, self.max_tokens, self.lookahead, self.num_consumers, self.num_producers) > 0, self
-        assert min(self.max_wait_steps, self.pad_tokens, self.producer_shards) > 0, self
+        assert min(self.max_wait_steps, self.producer_shards) > 0, self
         assert self.num_producers % self.producer_shards == 0, self
         assert not self.colocated or self.num_producers == self.num_consumers, self
 

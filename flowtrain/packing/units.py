@@ -82,10 +82,9 @@ def build_packs(
             units_of,
             [pack.cost + fixed if pack.loads else 0 for pack in slot],
             [works[end] - works[begin] for begin, end in parts],
-            _rounded(np.diff(_sums(rows.lengths[places])[behind]), spec.pad_tokens),
         )
         packs.append(tuple(of_columns(Pack, repeat(number), range(len(slot)), *columns)))
-    return tuple(packs) if spec.sync != "beat" else _equally_long(packs)
+    return tuple(packs)
 
 
 def _sums(column: npt.NDArray[Any]) -> Ints:
@@ -159,15 +158,3 @@ def _short(dealt: Sequence[int], spec: CompositionSpec) -> list[int]:
         most = max(counts[producer] for producer in group)
         short += [producer for producer in group for _ in range(most - counts[producer])]
     return short
-
-
-def _rounded(tokens: Ints, multiple: int) -> list[int]:
-    """Up to the next multiple."""
-    found: list[int] = (-(-tokens // multiple) * multiple).tolist()
-    return found
-
-
-def _equally_long(packs: Sequence[Sequence[Pack]]) -> tuple[tuple[Pack, ...], ...]:
-    """Padded to the longest of the step, as pipeline stages need them."""
-    most = max((pack.padded_tokens for slot in packs for pack in slot), default=0)
-    return tuple(tuple(pack._replace(padded_tokens=most) for pack in slot) for slot in packs)

@@ -41,7 +41,7 @@ def apply_context(half: BackboneHalf, group: Any) -> None:
         if region.heads is not None:
             check_heads(f"layout c{degree}, {region.path}", *region.heads, degree)
             add_exchange(half.model.get_submodule(region.path), _HeadsForTokens(group))
-    _cut_stream(half.model.get_submodule(plan.stream), group)
+    _cut_stream(half, plan.stream, group)
     half.share = replace(
         half.share,
         multiple=half.share.multiple * degree,
@@ -51,24 +51,25 @@ def apply_context(half: BackboneHalf, group: Any) -> None:
     )
 
 
-def _cut_stream(text_model: nn.Module, group: Any) -> None:
-    """Own tokens of embeddings and positions go in, and with them the deep-stack features that fall on them."""
+def _cut_stream(half: BackboneHalf, stream: str, group: Any) -> None:
+    """Own tokens of embeddings and positions go in, and with them the deep-stack features that fall on them.
+
+    What comes from another section of a pipeline is of own tokens already.
+    """
 
     def into(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
         positions = kwargs["position_ids"]
         rank, length = dist.get_rank(group), positions.shape[-1] // dist.get_world_size(group)
-        kwargs = {
-            **kwargs,
-            "inputs_embeds": own_chunk(kwargs["inputs_embeds"], group),
-            "position_ids": positions[..., rank * length : (rank + 1) * length],
-        }
+        kwargs = {**kwargs, "position_ids": positions[..., rank * length : (rank + 1) * length]}
+        if half.running.is_first:
+            kwargs["inputs_embeds"] = own_chunk(kwargs["inputs_embeds"], group)
         if kwargs.get("deepstack_visual_embeds") is not None:
             kwargs |= own_levels(kwargs["visual_pos_masks"], kwargs["deepstack_visual_embeds"], group)
         return args, kwargs
 
-    text_model.register_forward_pre_hook(into, with_kwargs=True, prepend=True)
+    half.model.get_submodule(stream).register_forward_pre_hook(into, with_kwargs=True, prepend=True)
 
 
 def own_places(

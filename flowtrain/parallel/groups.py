@@ -7,8 +7,8 @@ agrees on, and sums in rank order, go over gloo.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from flowtrain.parallel.mesh import AXES, DATA_AXES, PEER_AXES, SUMMED_AXES, coordinates, degrees, lines
+from flowtrain.parallel.mesh import AXES, DATA_AXES, PEER_AXES, SUMMED_AXES, coordinates, degrees, expert_lines, lines
 from flowtrain.parallel.pieces import Axes
 from flowtrain.plan import Layout
 
@@ -26,12 +26,19 @@ class Groups:
     """`by_axes`: axes → the group of the ranks that differ from this one on them only; where that is one rank, None.
 
     `mesh`: a mesh with a named dim for every axis of more than one rank; None where the layout needs no pieces.
+    `ends`: the first and the last rank of this rank's pipeline, where it is one of them; `lines`: groups of the
+    pipeline, for what goes forward and for what goes backward. `experts`: the ranks that have all experts between them,
+    and `expert_copies` those that hold the same ones, of other tokens; None for one rank.
     """
 
     layout: Layout
     rank: int
     by_axes: Mapping[Axes, Any] = field(default_factory=dict)
     mesh: DeviceMesh | None = None
+    ends: Any = None
+    lines: tuple[Any, Any] | None = None
+    experts: Any = None
+    expert_copies: Any = None
 
     def over(self, axes: Axes) -> Any:
         """The group over these axes, None for one rank."""
@@ -47,6 +54,11 @@ class Groups:
     def leads(self) -> bool:
         """Whether this rank answers for its data-parallel rank."""
         return self.layout.leads(self.rank)
+
+    @property
+    def first_of_experts(self) -> bool:
+        """Whether this rank is the first of those that hold the same experts."""
+        return expert_lines(self.layout, self.rank)[1][0] == self.rank and self.counts(("tp",))
 
     def counts(self, axes: Axes) -> bool:
         """Whether this rank speaks for those that hold the same: it is the first of them on all of `axes`."""
@@ -68,7 +80,30 @@ def join_groups(layout: Layout, rank: int, device: torch.device, timeout_seconds
     if layout.world_size == layout.dp_replicate:
         return Groups(layout, rank, by_axes)
     of_mesh = [_group(layout, (axis,), rank, timeout, "nccl") if on_gpu else by_axes[axis,] for axis in wide]
-    return Groups(layout, rank, by_axes, _mesh(layout, wide, of_mesh, device))
+    groups = Groups(layout, rank, by_axes, _mesh(layout, wide, of_mesh, device))
+    if layout.pp > 1:
+        assert groups.mesh is not None
+        backward = _group(layout, ("pp",), rank, timeout, "nccl" if on_gpu else "gloo")
+        ends = (
+            by_axes["pp",] if layout.pp == 2 else _made([(a, b) for a, *_, b in lines(layout, ("pp",))], rank, timeout)
+        )
+        groups = replace(groups, ends=ends, lines=(groups.mesh["pp"].get_group(), backward))
+    if layout.ep > 1:
+        of_ranks = [expert_lines(layout, other) for other in range(layout.world_size)]
+        exchanging, copies = (list(dict.fromkeys(of_rank[kind] for of_rank in of_ranks)) for kind in (0, 1))
+        experts = _made(exchanging, rank, timeout, "nccl" if on_gpu else None)
+        groups = replace(groups, experts=experts, expert_copies=_made(copies, rank, timeout))
+    return groups
+
+
+def _made(sets: Sequence[tuple[int, ...]], rank: int, timeout: timedelta, backend: str | None = None) -> Any:
+    """A group for each set of ranks; returns that of this rank, None where it is alone or in none."""
+    mine = None
+    for ranks in sets:
+        if len(ranks) > 1:
+            group = dist.new_group(list(ranks), timeout=timeout, backend=backend)
+            mine = group if rank in ranks else mine
+    return mine
 
 
 def _group(layout: Layout, axes: Axes, rank: int, timeout: timedelta, backend: str | None = None) -> Any:

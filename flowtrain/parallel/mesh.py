@@ -20,7 +20,7 @@ stage, so that they share a node where one can hold them; every line of an axis 
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import compress, product
 from math import prod
 from typing import Literal
 
@@ -78,6 +78,29 @@ def peers(layout: Layout, dp: int) -> tuple[int, ...]:
     """All ranks of one data-parallel rank, ascending; the first is the one that answers for it."""
     assert 0 <= dp < layout.dp_degree, f"data-parallel rank {dp} of {layout.dp_degree}"
     return tuple(rank for rank in range(layout.world_size) if dp_rank(layout, rank) == dp)
+
+
+def expert_lines(layout: Layout, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """The ranks that have all experts between them, and those that hold the same experts, this rank among both.
+
+    Ranks of `dp_shard` and `cp` are numbered together, and `ep` neighbours among them have all experts.
+
+    >>> expert_lines(Layout(dp_shard=4, ep=2), 1)
+    ((0, 1), (1, 3))
+    """
+    place = coordinates(layout, rank)
+
+    def number(place: Coordinates) -> int:
+        return place["dp_shard"] * layout.cp + place["cp"]
+
+    def same(other: Coordinates, *axes: Axis) -> bool:
+        return all(other[axis] == place[axis] for axis in axes)
+
+    places = [coordinates(layout, other) for other in range(layout.world_size)]
+    own, ep = number(place), layout.ep
+    exchanging = [same(p, "pp", "dp_replicate", "tp") and number(p) // ep == own // ep for p in places]
+    copies = [same(p, "pp", "tp") and number(p) % ep == own % ep for p in places]
+    return tuple(compress(range(len(places)), exchanging)), tuple(compress(range(len(places)), copies))
 
 
 def lines(layout: Layout, axes: tuple[Axis, ...]) -> list[tuple[int, ...]]:

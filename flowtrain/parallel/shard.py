@@ -6,6 +6,7 @@
 | a projector module; embedding and head where they are not tied | its own |
 | the half itself | what is left: norms, patch embedding, a tied embedding |
 | none | what not every forward reaches: the projector beside a backbone, bare vectors such as `image_newline` |
+| none | experts that lie over `ep` ranks (`experts.py`) |
 
 A unit is gathered for its forward and again for its backward, while those of the layer behind it are on their way.
 
@@ -19,7 +20,7 @@ is the root, so that its registered method is the one place where a forward begi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from itertools import pairwise
 from typing import Any
 
@@ -33,11 +34,15 @@ from flowtrain.models.playback import largest
 from flowtrain.types import Cut, Module
 
 
-def shard(half: Half, mesh: DeviceMesh) -> None:
-    """Cut `half`, in place and on meta, over a mesh of one dim; `half.forward_method` is a collective from here on."""
-    cut = _cut_names(half)
+def shard(half: Half, mesh: DeviceMesh, kept: Set[str] = frozenset()) -> None:
+    """Cut `half`, in place and on meta, over a mesh of one dim; `half.forward_method` is a collective from here on.
+
+    `kept`: parameters that stay as they are: experts that lie over ranks already.
+    """
+    cut = _cut_names(half) - kept
     whole = {parameter for name, parameter in half.model.named_parameters() if name not in cut}
-    ways = {"mesh": mesh, "reshard_after_forward": True}
+    experts = {half.model.get_parameter(name) for name in kept}
+    ways = {"mesh": mesh, "reshard_after_forward": True, "ignored_params": experts}
     for layers in _layer_lists(half):
         for layer in layers:
             fully_shard(layer, **ways)
@@ -45,7 +50,7 @@ def shard(half: Half, mesh: DeviceMesh) -> None:
             layer.set_modules_to_forward_prefetch([following])
     for module in _single_units(half, whole):
         fully_shard(module, **ways)
-    fully_shard(half, ignored_params=whole, **ways)
+    fully_shard(half, **{**ways, "ignored_params": whole})
     for module in half.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
@@ -72,24 +77,26 @@ def _params(module: FSDPModule) -> list[Any]:
 def _cut_names(half: Half) -> frozenset[str]:
     """Parameters that every forward reaches: all of encoder or backbone, and the projector modules of a producer."""
     modules = half.module_of()
-    names = {name for name, module in modules.items() if module is not Module.PROJECTOR}
+    names = {name for name in half.held_names if modules[name] is not Module.PROJECTOR}
     if half.cut is Cut.AFTER_PROJECTOR:
         for path, part in largest(half.model, Module.PROJECTOR):
-            names |= {f"{path}.{name}" for name, _ in part.named_parameters()} & modules.keys()
+            names |= {f"{path}.{name}" for name, _ in part.named_parameters()} & half.held_names
     return frozenset(names)
 
 
 def _layer_lists(half: Half) -> Iterator[list[FSDPModule]]:
-    """Lists of modules that are wholly this half's, each with parameters; none lies inside another's element."""
+    """Lists of modules of this half, each with parameters, or those of each list that are held here; none lies inside
+    another's element."""
     names = _cut_names(half)
     found: list[str] = []
     for path, module in half.model.named_modules():
         if not isinstance(module, nn.ModuleList) or any(path.startswith(f"{other}.") for other in found):
             continue
-        of_elements = [[f"{path}.{i}.{name}" for name, _ in m.named_parameters()] for i, m in enumerate(module)]
-        if of_elements and all(element and set(element) <= names for element in of_elements):
+        of_elements = [{f"{path}.{i}.{name}" for name, _ in m.named_parameters()} for i, m in enumerate(module)]
+        held = [m for m, element in zip(module, of_elements, strict=True) if element and element <= names]
+        if held and all(element <= names or names.isdisjoint(element) for element in of_elements):
             found.append(path)
-            yield list(module)
+            yield held
 
 
 def _single_units(half: Half, whole: set[nn.Parameter]) -> Iterator[nn.Module]:

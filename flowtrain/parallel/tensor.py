@@ -29,7 +29,7 @@ from flowtrain.models.attention import add_exchange
 from flowtrain.models.backbone import BackboneHalf
 from flowtrain.models.half import Half
 from flowtrain.models.parts import places_of, set_parameter
-from flowtrain.parallel.autograd import average_back, enter, enter_chunks, leave, leave_chunks, take_chunk
+from flowtrain.parallel.autograd import average_back, enter, enter_chunks, leave, leave_chunks, own_chunk, take_chunk
 from flowtrain.parallel.cuts import Cut, take
 from flowtrain.parallel.roles import Region, TensorPlan, Tree
 from flowtrain.parallel.vocabulary import embed, summed_cross_entropy
@@ -38,7 +38,7 @@ from flowtrain.types import Module
 
 def describe(half: Half) -> Tree:
     """What a plan of this half is made from; the half is whole, on meta or not."""
-    parameters = half.parameters_by_name()
+    parameters = half.all_parameters_by_name()
     shapes = {name: tuple(parameter.shape) for name, parameter in parameters.items()}
     head_dims = {
         path: module.head_dim
@@ -73,7 +73,7 @@ def apply_tensor(half: Half, plan: TensorPlan, group: Any, timeout_seconds: floa
         _join(half.model, region, plan, group, sharers)
     if plan.stream is not None:
         assert isinstance(half, BackboneHalf)
-        _cut_stream(half.model.get_submodule(plan.stream), group)
+        _cut_stream(half, plan.stream, group)
         _cut_vocabulary(half, plan, rank, group)
 
 
@@ -85,14 +85,11 @@ def cut_tensor(whole: Any, cut: Cut | None, rank: int) -> torch.Tensor:
     return torch.cat(take(whole, cut, rank), dim=cut.dim)
 
 
-def whole_of(name: str, part: torch.Tensor, plan: TensorPlan, group: Any) -> torch.Tensor:
+def whole_of(part: torch.Tensor, cut: Cut, group: Any) -> torch.Tensor:
     """The whole tensor, on every rank, of a parameter or of its gradient or moment: what a checkpoint holds."""
-    cut = plan.cuts.get(name)
-    if cut is None:
-        return part
     whole = part.new_zeros([cut.size if dim == cut.dim else n for dim, n in enumerate(part.shape)])
     rank = dist.get_rank(group)
-    if plan.counts(name, rank):
+    if cut.owners[rank] == rank:
         for there, here in cut.pieces(rank):
             whole[there] = part[here]
     dist.all_reduce(whole, group=group)
@@ -222,22 +219,28 @@ def _tell_heads(attention: nn.Module, num_heads: int, num_kv_heads: int) -> None
 # --- the backbone's ends ----------------------------------------------------------------------------------------------
 
 
-def _cut_stream(text_model: nn.Module, group: Any) -> None:
-    """Own tokens of the embeddings go in, with the deep-stack features that belong to them; all tokens come out."""
+def _cut_stream(half: BackboneHalf, stream: str, group: Any) -> None:
+    """Own tokens of the embeddings go in, with the deep-stack features that belong to them; all tokens come out.
+
+    Between sections of a pipeline each rank's tokens stay its own.
+    """
 
     def into(
         module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        kwargs = {**kwargs, "inputs_embeds": take_chunk(kwargs["inputs_embeds"], group)}
+        if half.running.is_first:
+            kwargs = {**kwargs, "inputs_embeds": take_chunk(kwargs["inputs_embeds"], group)}
         if kwargs.get("deepstack_visual_embeds") is not None:
             levels = [enter(level_VD, group) for level_VD in kwargs["deepstack_visual_embeds"]]
             kwargs |= own_levels(kwargs["visual_pos_masks"], levels, group)
         return args, kwargs
 
     def out_of(module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        output.last_hidden_state = enter_chunks(output.last_hidden_state, group)
+        if half.running.is_last:
+            output.last_hidden_state = enter_chunks(output.last_hidden_state, group)
         return output
 
+    text_model = half.model.get_submodule(stream)
     text_model.register_forward_pre_hook(into, with_kwargs=True)
     text_model.register_forward_hook(out_of)
 
@@ -266,5 +269,6 @@ def _cut_vocabulary(half: BackboneHalf, plan: TensorPlan, rank: int, group: Any)
         half.share,
         multiple=plan.degree,
         whole_tokens=partial(enter_chunks, group=group),
+        own_tokens=partial(own_chunk, group=group),
         cross_entropy=partial(summed_cross_entropy, rows=rows, group=group),
     )

@@ -203,7 +203,7 @@ class Controller:
 
     def _tell(self, answer: Answer, value: Any) -> None:
         """Those who decide hear of an answer; `value` is its own, or that of the peer who answers for all."""
-        self.replan.saw(answer)
+        self.replan.saw(answer, value)
         match answer.method:
             case "read":
                 rows = self.feed if value.phase is Phase.TRAIN else self.eval_rows

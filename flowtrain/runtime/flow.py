@@ -13,8 +13,9 @@
 | everything of a held step | another number of producers (`hold`, `drained`, `resize`) | `resize` |
 
 Invariants: orders to one rank are executed in the order in which they are sent; a rank has at most `DEPTH` orders of
-each kind in flight; a unit is reserved in the order of need and never past one that does not fit; every block reserved
-is released once; orders of a round (`rounds.py`) are sent at once, so a whole group has the same order of rounds.
+each kind in flight, and of packs as many more as a pipeline has under way; a unit is reserved in the order of need and
+never past one that does not fit; every block reserved is released once; orders of a round (`rounds.py`) are sent at
+once, so a whole group has the same order of rounds.
 
 An event costs what it changes, however many ranks there are: `orders` looks at those whom it has woken, and no others.
 """
@@ -51,7 +52,8 @@ Order = EncodeOrder | PackOrder | BackwardOrder | ReduceOrder
 class Flow:
     """See the page above. `payload_bytes(sample)`: size of a sample's block; `directory` mirrors the segments;
     `owners`: the pool's owner id of each producer, its rank where nothing is said; `shards`: producers of a group;
-    `colocated`: both sides of a rank share a process, which computes all its gradients before it waits for others."""
+    `packs_held`: packs that a consumer must have before its oldest is done (`Layout.packs_held`); `colocated`: both
+    sides of a rank share a process, which computes all its gradients before it waits for others."""
 
     def __init__(
         self,
@@ -66,19 +68,17 @@ class Flow:
         version: int = 0,
         owners: Sequence[int] | None = None,
         shards: int = 1,
+        packs_held: int = 1,
         colocated: bool = False,
     ) -> None:
-        self.shards, self.colocated = shards, colocated
-        self.directory = directory
+        self.shards, self.packs_held, self.colocated = shards, packs_held, colocated
+        self.directory, self.num_consumers = directory, num_consumers
         self.producers = Producers(directory, owners if owners is not None else range(num_producers), shards)
-        self.num_consumers = num_consumers
-        self.trainable_encoder, self.reduced_roles = trainable_encoder, reduced_roles
+        self.trainable_encoder, self.reduced_roles, self.version = trainable_encoder, reduced_roles, version
         self.exchange, self.payload_bytes = exchange, payload_bytes
-        self.version = version
         self._held_from: int | None = None
         self._steps: dict[StepKey, StepState] = {}
-        self._rounds = RoundQueue()
-        self._woken = Woken()
+        self._rounds, self._woken = RoundQueue(), Woken()
         self._num_ready = 0
         self._packs: list[deque[PackState]] = [deque() for _ in range(num_consumers)]
         self._pack_of_unit: dict[UnitId, PackState] = {}
@@ -239,7 +239,7 @@ class Flow:
         woken, self._woken.packs = self._woken.packs, set()
         for rank in sorted(woken):
             packs = self._packs[rank]
-            while packs and not packs[0].missing and self._packs_in_flight[rank] < DEPTH:
+            while packs and not packs[0].missing and self._packs_in_flight[rank] < DEPTH + self.packs_held - 1:
                 state = packs[0]
                 if not self._may_run(state.key) or self._waits_for_encoder(state.key):
                     break
@@ -256,7 +256,7 @@ class Flow:
         self.directory.lease(refs, (Role.CONSUMER, rank), gradient=returning)
         self._pack_in_flight[key, pack.slot, pack.rank] = state
         masked = tuple(s.position for s in pack.samples if s.position in step.bad)
-        return PackOrder(*key, pack, refs, masked, return_gradients=returning)
+        return PackOrder(*key, pack, refs, masked, returning, len(step.step.slots))
 
     def _encode_orders(self) -> Iterator[tuple[Role, int, Order]]:
         self.producers.take_frees(self._woken.frees)
@@ -367,8 +367,8 @@ class Flow:
             return False
         if key != next(iter(self._steps)) or not self._may_run(key):
             return True
-        ahead = self.exchange.slots_ahead
-        return ahead is not None and round_.units[0].id.slot > self._steps[key].first_open_slot + ahead
+        ahead, first = self.exchange.slots_ahead, self._steps[key].first_open_slot
+        return ahead is not None and round_.units[0].id.slot >= first + ahead + self.packs_held
 
     def _waits_to_return(self, unit: UnitId) -> bool:
         """Gradients of the step wait until all its packs are done."""

@@ -4,16 +4,21 @@
 
 Packs, units and the pool know data-parallel ranks only; reductions, updates and checkpoints know every rank.
 
-Invariant: answers of a rank to orders of one kind come in the order in which these were sent, so the n-th answers of
-all peers belong together.
+An order to train may be answered with several packs, or with none yet (`flowtrain.pipeline`). The loss of a pack is
+told by the peers with the last layers, and the slowest says how long it took.
+
+Invariant: answers of a rank on one kind of work come in the order in which it was sent, so the n-th answers of all
+peers belong together.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from flowtrain.messages import PackTrained
 from flowtrain.parallel.mesh import dp_rank, peers
 from flowtrain.plan import Layout
 from flowtrain.types import Role
@@ -36,13 +41,25 @@ class Peers:
 
     def answered(self, role: Role, rank: int, method: str, value: Any) -> tuple[Any, ...]:
         """What of this answer is to be told: itself, the first peer's once all are in, or nothing yet."""
+        values = value if method == "train" else (value,)
         layout = self._layouts.get(role)
         if layout is None or method not in SHARED_METHODS:
-            return (value,)
-        self._answers.setdefault((role, method, rank), deque()).append(value)
+            return tuple(values)
+        self._answers.setdefault((role, method, rank), deque()).extend(values)
         waiting = [
             self._answers.get((role, method, peer), deque[Any]()) for peer in peers(layout, dp_rank(layout, rank))
         ]
-        if not all(waiting):
-            return ()
-        return (*(answers.popleft() for answers in waiting),)[:1]
+        told = []
+        while all(waiting):
+            told.append(_together([answers.popleft() for answers in waiting]))
+        return tuple(told)
+
+
+def _together(answers: Sequence[Any]) -> Any:
+    """One answer of all peers, which are in the order of their ranks: those with the last layers come last."""
+    first, last = answers[0], answers[-1]
+    if not isinstance(first, PackTrained):
+        return first
+    return replace(
+        first, loss_sum=last.loss_sum, trained_tokens=last.trained_tokens, seconds=max(a.seconds for a in answers)
+    )

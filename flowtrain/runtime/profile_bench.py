@@ -298,13 +298,14 @@ class Bench:
     def _send_train(self, job: _Job, step: Step) -> None:
         self._directory.lease(job.refs, HOLDER, gradient=self.config.trainable_encoder)
         refs, masked = tuple(job.refs), tuple(job.masked)
-        order = PackOrder(Phase.TRAIN, step.index, job.pack, refs, masked, self.config.trainable_encoder)
+        returning, alone = self.config.trainable_encoder, job.pack.slot + 1
+        order = PackOrder(Phase.TRAIN, step.index, job.pack, refs, masked, returning, alone)
         payloads = self._payloads.handles(order.blocks)
         self.executor.submit(Role.CONSUMER, 0, "train", order, payloads=payloads)
 
     def _took(self, job: _Job, answer: Answer) -> float:
         """Seconds of the work; the books of the pool follow the answer."""
-        value = answer.value
+        value = answer.value[0] if answer.method == "train" else answer.value
         if answer.method == "encode":
             self._directory.written(value.refs)
             job.refs += value.refs

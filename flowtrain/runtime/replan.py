@@ -178,11 +178,12 @@ class Replan:
         if self.watch is not None:
             self.watch.composed(step)
 
-    def saw(self, answer: Answer) -> None:
+    def saw(self, answer: Answer, value: Any) -> None:
+        """An answer has come; `value`: what of it is told."""
         if answer.method == "load_modules":
             self._starting.discard((answer.role, answer.rank))
         elif self.watch is not None:
-            self.watch.saw(answer.value)
+            self.watch.saw(value)
 
     def recorded(self, step: int, caller: Caller) -> dict[Metric, Any]:
         """A step is over; what its record says of the plan."""

@@ -217,6 +217,7 @@ def _controller(
         num_producers=len(producers),
         owners=owners,
         shards=plan.producers.layout.dp_shard,
+        packs_held=plan.consumers.layout.packs_held,
         num_consumers=plan.consumers.layout.dp_degree,
         trainable_encoder=config.trainable_encoder,
         exchange=COLOCATED if plan.placement == "colocated" else EXCHANGES[config.exchange],

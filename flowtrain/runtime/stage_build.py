@@ -18,6 +18,7 @@ from flowtrain.data.images import EncoderInputs
 from flowtrain.data.measure import open_measure
 from flowtrain.data.sources import open_source
 from flowtrain.errors import PlanError
+from flowtrain.flops import section_costs
 from flowtrain.models.backbone import BackboneHalf
 from flowtrain.models.encoder import EncoderHalf
 from flowtrain.models.half import Half
@@ -26,13 +27,17 @@ from flowtrain.models.table import parameter_rows
 from flowtrain.parallel.context import apply_context
 from flowtrain.parallel.groups import Groups
 from flowtrain.parallel.holding import Holding
+from flowtrain.parallel.links import Links
 from flowtrain.parallel.mesh import PEER_AXES, dp_rank
 from flowtrain.parallel.spread import SideSpread
+from flowtrain.pipeline import Section, cut_sections
+from flowtrain.plan import Layout
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.segment import SegmentHandle
 from flowtrain.producer.stage import ProducerStage
 from flowtrain.runtime.executor import StageReport, StageSpec
 from flowtrain.runtime.peaks import peak_flops
+from flowtrain.shapes import read_shape
 from flowtrain.types import Phase
 from flowtrain.update.collectives import Collectives
 from flowtrain.update.updater import Updater
@@ -82,7 +87,7 @@ def build_consumer(spec: StageSpec, config: Config, groups: Groups, make_pool: M
         PlanError: the layout shares parameters that the family's samples go through one by one.
     """
     half, holding = _load(BackboneHalf, spec, config, groups)
-    if check_packing(half) == "one-by-one" and half.is_sharded:
+    if check_packing(half) == "one-by-one" and spec.layout.world_size > spec.layout.dp_replicate:
         raise PlanError(
             f"consumers.layout: samples of {type(half.model).__name__} go through the backbone one by one, and ranks "
             f"that share its parameters must run as many forwards each: use copies, such as r2"
@@ -96,9 +101,12 @@ def build_consumer(spec: StageSpec, config: Config, groups: Groups, make_pool: M
         make_pool(),
         _updater(half, spec, config, holding),
         torch.device(spec.rank_plan.device),
-        groups.over(PEER_AXES),
+        groups.over(("cp", "tp")),
         groups.leads,
         span,
+        groups.layout,
+        holding.stage,
+        Links(groups, torch.device(spec.rank_plan.device)) if groups.layout.pp > 1 else None,
     )
     return Built(stage, holding, _report(spec, config, half, None))
 
@@ -107,30 +115,38 @@ def _load(kind: Any, spec: StageSpec, config: Config, groups: Groups) -> tuple[A
     """Encoder or backbone, of which this rank reads what it holds."""
     torch.set_num_threads(spec.rank_plan.threads)
     device = torch.device(spec.rank_plan.device)
-    spread = SideSpread(groups, config.run.timeout_seconds)
+    spread = SideSpread(groups, config.run.timeout_seconds, _sections(config, groups.layout))
     folder = Path(spec.weights_dir)
     half = kind.load(config.model.path, folder, config, device, config.parameter_dtype, spread)
     return half, spread.holding
 
 
+def _sections(config: Config, layout: Layout) -> tuple[Section, ...]:
+    """Of the backbone's pipeline, cut by cost; none without one."""
+    if layout.pp == 1:
+        return ()
+    text = read_shape(config.model.path).text
+    return cut_sections(*section_costs(text), layout.pp * layout.vpp)
+
+
 def _updater(half: Half, spec: StageSpec, config: Config, holding: Holding) -> Updater | None:
-    """None where nothing of the half trains."""
-    parameters = half.parameters_by_name()
-    if not any(parameter.requires_grad for parameter in parameters.values()):
+    """None where nothing of the half trains, here or elsewhere in a pipeline."""
+    trainable = half.trainable_names()
+    if not trainable:
         return None
     return Updater(
-        parameters,
+        half.parameters_by_name(),
         half.module_of(),
         config.train,
-        holding.groups,
+        holding,
         frozenset(config.debug.faults),
         spec.rank_plan.role,
         config.run.timeout_seconds,
-        holding.plan,
+        trainable,
     )
 
 
 def _report(spec: StageSpec, config: Config, half: Half, segment: SegmentHandle | None) -> StageReport:
-    rows = parameter_rows(half.parameters_by_name(), half.module_of())
+    rows = parameter_rows(half.all_parameters_by_name(), half.module_of())
     plan = spec.rank_plan
     return StageReport(peak_flops(plan.device, config.model.dtype, plan.threads), rows, segment)

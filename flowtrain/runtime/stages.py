@@ -245,8 +245,8 @@ class StageSlot:
 
         assert self._holding is not None, "a stage is exported once it is built"
         tensors = self._holding.gathered(self._half.tensors_by_name())
-        if self._holding.groups.rank == 0:
-            write_part(tensors, Path(folder), str(self.role))
+        if self._holding.leads_stage:
+            write_part(tensors, Path(folder), f"{self.role}-{self._holding.stage}")
 
     def _finish_export(self, aside: str, final: str) -> None:
         """Join both sides' parts and put the folder in its place, whole."""

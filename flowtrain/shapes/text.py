@@ -150,6 +150,21 @@ class TextShape:
         """Matrices of all layers that one token meets: of the experts, the `top_k` that see it."""
         return self._shared_weights + self.expert_layers * (self.moe.top_k if self.moe else 0) * self._expert_weights
 
+    def layer_token_weights(self, layer: int) -> int:
+        """Matrices of one layer that a token meets; over all layers they are `token_weights`."""
+        recurrent = self.recurrent if self.mixers and self.mixers[layer] is Mixer.RECURRENT else None
+        mixer = self.attention_weights if recurrent is None else recurrent.weights
+        if self.moe is None or layer not in self.moe.layers:
+            return mixer + self.mlp_weights
+        return mixer + self.moe.top_k * self._expert_weights + self._shared_expert_weights
+
+    def layer_pairs(self, layer: int, length: int) -> float:
+        """Pairs of a sample's tokens that attend to each other in one layer; over all layers `attended_pairs`."""
+        mixer = self.mixers[layer] if self.mixers else Mixer.FULL
+        return (
+            0.0 if mixer is Mixer.RECURRENT else _causal_pairs(length, self.window if mixer is Mixer.WINDOW else None)
+        )
+
     @property
     def state_flops(self) -> int:
         """Forward FLOPs of one token in the recurrences of all layers."""
@@ -182,13 +197,20 @@ class TextShape:
         return (3 if self.gated else 2) * self.hidden * self.moe.expert_width if self.moe else 0
 
     @property
+    def _shared_expert_weights(self) -> int:
+        """Of a layer with experts: what every token meets instead of a dense MLP, the router included."""
+        if self.moe is None:
+            return 0
+        return self.hidden * (
+            (3 if self.gated else 2) * self.moe.shared_width + self.moe.experts + self.moe.shared_gate
+        )
+
+    @property
     def _shared_weights(self) -> int:
         """Matrices of all layers, without routed experts."""
         recurrent = self.layers_with(Mixer.RECURRENT) * self.recurrent.weights if self.recurrent else 0
         mlp = (self.layers - self.expert_layers) * self.mlp_weights
-        if self.moe:
-            shared = (3 if self.gated else 2) * self.moe.shared_width + self.moe.experts + self.moe.shared_gate
-            mlp += self.expert_layers * self.hidden * shared
+        mlp += self.expert_layers * self._shared_expert_weights
         return self.attention_layers * self.attention_weights + recurrent + mlp
 
 

@@ -34,12 +34,16 @@ def decays(name: str, parameter: torch.Tensor) -> bool:
 def make_optimizer(
     parameters: Mapping[str, nn.Parameter], module_of: Mapping[str, Module], train: TrainConfig
 ) -> torch.optim.AdamW:
-    """AdamW over the trainable parameters; each group also has `module`. Rates are set before each step."""
+    """AdamW over the trainable parameters; each group also has `module`. Rates are set before each step.
+
+    A place in a pipeline may have none of them, and takes part in a step all the same.
+    """
     groups: dict[tuple[Module, bool], list[nn.Parameter]] = {}
     for name, parameter in parameters.items():
         if parameter.requires_grad:
             groups.setdefault((module_of[name], decays(name, parameter)), []).append(parameter)
-    assert groups, "an optimizer without a trainable parameter"
+    if not groups:
+        groups[Module.BACKBONE, True] = []
     return torch.optim.AdamW(
         [
             {"params": members, "module": module, "weight_decay": train.weight_decay if decay else 0.0}

@@ -107,13 +107,15 @@ def load_parameters(folders: Sequence[Path], parameters: Mapping[str, nn.Paramet
     """
     stored = Pieces(folders, PARAMETERS)
     held = {module_of_name(name) for name in stored.names}
-    here = {module_of_name(name) for name in parameters}
-    wanted = {name: p for name, p in parameters.items() if module_of_name(name) in held}
+    of_side = holding.names(parameters)
+    here = {module_of_name(name) for name in of_side}
+    expected = {name for name in of_side if module_of_name(name) in held}
+    wanted = {name: p for name, p in parameters.items() if name in expected}
     there = {name for name in stored.names if module_of_name(name) in here | {None}}
-    if there != wanted.keys():
+    if there != expected:
         raise ConfigError(
             f"{', '.join(map(str, folders))}: parameter names differ from the model's "
-            f"({_difference(there, wanted.keys())}): resume with the model.path that the run began with"
+            f"({_difference(there, expected)}): resume with the model.path that the run began with"
         )
     for name, parameter in wanted.items():
         stored.check(name, holding.shape(name, parameter), parameter.dtype)

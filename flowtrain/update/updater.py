@@ -15,8 +15,10 @@ are ever changed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -28,7 +30,6 @@ from flowtrain.parallel.groups import Groups
 from flowtrain.parallel.holding import Holding
 from flowtrain.parallel.mesh import AXES, SUMMED_AXES
 from flowtrain.parallel.pieces import Axes, Box, local_tensor, own_piece, split_axes
-from flowtrain.parallel.roles import TensorPlan
 from flowtrain.parallel.tensor import complete_gradients
 from flowtrain.types import Module, Role
 from flowtrain.update.collectives import Collectives
@@ -57,12 +58,12 @@ class Updater:
     """Owns the optimizer of one side on one rank.
 
     Args:
-        parameters: all parameters of the side, by whole-model name, in the same order on every rank.
-        module_of: the module of each.
-        groups: of the side's ranks.
+        parameters: those of the side that are here, by whole-model name, in the model's order on every rank.
+        module_of: the module of each of the side.
+        holding: what lies here of each, or the groups of ranks that hold all alike.
         faults: faults planted on purpose (`debug.faults`); those of the update are handled here.
         timeout_seconds: longest wait for one collective.
-        tensor: how tensor-parallel ranks share the parameters; None where they do not.
+        trainable: names of all that train on the side; those of `parameters`, where nothing is said.
     """
 
     def __init__(
@@ -70,11 +71,11 @@ class Updater:
         parameters: Mapping[str, nn.Parameter],
         module_of: Mapping[str, Module],
         train: TrainConfig,
-        groups: Groups,
+        holding: Holding | Groups,
         faults: frozenset[str] = frozenset(),
         role: Role = Role.CONSUMER,
         timeout_seconds: float = TIMEOUT_SECONDS,
-        tensor: TensorPlan | None = None,
+        trainable: Sequence[str] | None = None,
     ) -> None:
         self.parameters = dict(parameters)
         self.module_of = dict(module_of)
@@ -85,19 +86,22 @@ class Updater:
         self.trainable = {name: p for name, p in self.parameters.items() if p.requires_grad}
         self._own = {name: own_piece(parameter) for name, parameter in self.parameters.items()}
         self.optimizer = make_optimizer(self._own, self.module_of, train)
+        self._names = list(self.trainable) if trainable is None else list(trainable)
         self.timeout_seconds = timeout_seconds
-        self.tensor = tensor
-        self.regroup(groups)
+        self.holding = Holding(holding) if isinstance(holding, Groups) else holding
+        self.regroup(self.holding.groups)
 
     def regroup(self, groups: Groups) -> None:
         """Sum over the ranks of another side's groups from here on."""
         self.groups = groups
-        self.holding = Holding(groups, self.tensor)
-        self._side = self._collectives(AXES)
-        self._sums = {axes: self._collectives(axes) for axes in sorted({self._due(name) for name in self.trainable})}
+        self.holding = replace(self.holding, groups=groups)
+        self._side = self._collectives(groups.over(AXES))
+        due = sorted({self._due(name) for name in self.trainable if name not in self.holding.experts.cuts})
+        self._sums = {axes: self._collectives(groups.over(axes)) for axes in due}
+        self._expert_sum = self._collectives(groups.expert_copies)
 
-    def _collectives(self, axes: Axes) -> Collectives:
-        return Collectives(self.groups.over(axes), f"{self.role} {self.groups.rank}", self.timeout_seconds)
+    def _collectives(self, group: Any) -> Collectives:
+        return Collectives(group, f"{self.role} {self.groups.rank}", self.timeout_seconds)
 
     def _due(self, name: str) -> Axes:
         """Axes over which the gradient of a parameter is still to be summed: those over which it is cut have been."""
@@ -107,25 +111,30 @@ class Updater:
     def reduce(self) -> dict[Module, float]:
         """Sum over ranks; returns Σg² in float64 of each module that a sample reached on any rank."""
         step = self.step + 1
-        names = list(self.trainable)
-        reached = self._side.any([self.trainable[name].grad is not None for name in names], step)
-        present = {name: self.trainable[name] for name, found in zip(names, reached, strict=True) if found}
+        has_gradient = {name for name, parameter in self.trainable.items() if parameter.grad is not None}
+        reached = self._side.any([name in has_gradient for name in self._names], step)
+        found = [name for name, is_reached in zip(self._names, reached, strict=True) if is_reached]
+        present = {name: self.trainable[name] for name in found if name in self.trainable}
         for parameter in present.values():
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
+        experts = self.holding.experts.cuts
         for axes, collectives in self._sums.items():
-            collectives.sum_([_gradient(p) for name, p in present.items() if self._due(name) == axes], step)
-        if self.tensor is not None:
-            add_up = partial(self._collectives(("tp",)).sum_, step=step)
-            complete_gradients({name: _gradient(p) for name, p in present.items()}, self.tensor, add_up)
+            due = [name for name in present if name not in experts and self._due(name) == axes]
+            collectives.sum_([_gradient(present[name]) for name in due], step)
+        self._expert_sum.sum_([_gradient(p) for name, p in present.items() if name in experts], step)
+        if self.holding.plan is not None:
+            add_up = partial(self._collectives(self.groups.over(("tp",))).sum_, step=step)
+            complete_gradients({name: _gradient(p) for name, p in present.items()}, self.holding.plan, add_up)
+        if shared := [_gradient(p) for name, p in present.items() if self.holding.is_shared(name)]:
+            self._collectives(self.groups.ends).sum_(shared, step)
         if "encoder_gradient_divided_by_producers" in self.faults:
             self._divide_encoder(present)
-        square_sums: dict[Module, float] = {}
+        square_sums = {self.module_of[name]: 0.0 for name in found}
         for name, parameter in present.items():
             counts = self.holding.counts(name, parameter)
             square = square_sum(_gradient(parameter)) if counts else 0.0
-            module = self.module_of[name]
-            square_sums[module] = square_sums.get(module, 0.0) + square
+            square_sums[self.module_of[name]] += square
         return dict(zip(square_sums, self._side.total(list(square_sums.values()), step), strict=True))
 
     def update(self, order: UpdateOrder) -> None:
@@ -145,10 +154,11 @@ class Updater:
         self.step = order.step
 
     def _dump(self, tensors: Mapping[str, torch.Tensor], folder: Path, kind: str) -> None:
-        """Whole tensors into one file of this side; every rank takes part, the first one writes."""
-        whole = {name: self.holding.whole(name, tensor) for name, tensor in tensors.items()}
-        if self.groups.rank == 0:
-            write_tensors(whole, folder / f"{self.role.value}-{kind}.safetensors")
+        """Whole tensors into a file of this side's; every rank takes part, the first one of each place in a pipeline
+        writes what no earlier place has."""
+        whole = self.holding.gathered(tensors)
+        if self.holding.leads_stage:
+            write_tensors(whole, folder / f"{self.role.value}-{kind}-{self.holding.stage}.safetensors")
 
     def save(self, folder: Path) -> None:
         """Write what this rank is the first to hold; the side's first rank adds what is not a tensor."""
@@ -161,7 +171,7 @@ class Updater:
         save_parameters(folder, self.parameters, self.holding, self.step)
         write_pieces(folder, OPTIMIZER, self.groups.rank, moments)
         if self.groups.rank == 0:
-            write_state(folder, SavedState(self.step, self._freeze, tuple(self.trainable)))
+            write_state(folder, SavedState(self.step, self._freeze, tuple(self._names)))
 
     def load(self, folders: Sequence[Path]) -> None:
         """Go on from the folders of a checkpoint: parameters, moments and step, bit for bit.
@@ -210,7 +220,8 @@ class Updater:
         for name, parameter in self.trainable.items():
             self._own[name].grad = None if parameter.grad is None else _gradient(parameter)
         for group in self.optimizer.param_groups:
-            group["lr"] = lr[group["module"]]
+            if group["params"]:
+                group["lr"] = lr[group["module"]]
         self.optimizer.step()
 
     def _divide_encoder(self, present: Mapping[str, nn.Parameter]) -> None:

@@ -103,14 +103,14 @@ class RecordedRun:
         )
 
     def _tensors(self, step: int, kind: str) -> tuple[dict[str, torch.Tensor], list[str]]:
-        """All tensors of one kind, and the names that both sides hold."""
+        """All tensors of one kind, and the names that several files hold."""
         union: dict[str, torch.Tensor] = {}
         repeated: list[str] = []
         for side in SIDES:
-            path = self.folder(step) / f"{side}-{kind}.safetensors"
-            tensors = load_file(path) if path.exists() else {}
-            repeated += sorted(union.keys() & tensors.keys())
-            union |= tensors
+            for path in sorted(self.folder(step).glob(f"{side}-{kind}-*.safetensors")):
+                tensors = load_file(path)
+                repeated += sorted(union.keys() & tensors.keys())
+                union |= tensors
         return union, repeated
 
 

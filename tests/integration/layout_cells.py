@@ -27,7 +27,8 @@ from flowtrain.types import Role
 from flowtrain.verify.run import Outcome, check_config, compare_run
 
 ALL, PROJECTOR, FROZEN = (), ("encoder", "backbone"), ("encoder",)
-BACKBONES = ("r1", "f2", "r2f2", "t2", "t4", "c2", "f2t2", "f2c2")
+BACKBONES = ("r1", "f2", "r2f2", "t2", "t4", "c2", "p2", "f2t2", "t2p2", "f2c2")
+FOUR_LAYERS = {"text_config": {"num_hidden_layers": 4}, "vision_config": {"deepstack_visual_indexes": [0, 1]}}
 ONE_BY_ONE = frozenset({"qwen3_5", "qwen3_5_moe"})
 """Families whose samples go through the backbone one by one."""
 
@@ -50,15 +51,18 @@ def table(families: tuple[str, ...]) -> list[Cell]:
     cells = [Cell("qwen3_vl", e, b) for e in ("r1", "r2", "f2", "t2") for b in BACKBONES]
     cells += [
         Cell("qwen3_vl", e, b, freeze)
-        for e, b in (("r1", "f2"), ("f2", "f2"), ("f2", "r2f2"), ("t2", "f2t2"), ("r2", "c2"))
+        for e, b in (("r1", "f2"), ("f2", "f2"), ("f2", "r2f2"), ("t2", "f2t2"), ("r2", "c2"), ("r2", "p2"))
         for freeze in (FROZEN, PROJECTOR)
     ]
+    cells += [Cell("qwen3_vl", "r1", b) for b in ("r2p2", "f2p2", "p2c2")]
+    cells += [Cell("qwen3_vl_4_layers", "r1", b) for b in ("p2v2", "t2p2v2", "p4")]
     cells += [Cell("qwen3_vl", "r2", "f2", ("backbone",))]
     for family in families:
         if family in ONE_BY_ONE:
             cells.append(Cell(family, "f2"))
         elif family != "qwen3_vl":
-            cells += [Cell(family, "r1", b) for b in ("f2", "t2", "c2")]
+            cells += [Cell(family, "r1", b) for b in ("f2", "t2", "c2", "p2")]
+            cells += [Cell(family, "r1", "f2e2")] if family.endswith("_moe") else []
             cells += [Cell(family, "f2", "r1"), Cell(family, "r1", "f2", PROJECTOR)]
     return cells
 
@@ -100,7 +104,7 @@ def verify_cell(executor: RayExecutor, cell: Cell, folder: Path, steps: int) -> 
     model = models / cell.family
     if not model.is_dir():
         models.mkdir(exist_ok=True)
-        make_family(cell.family, model)
+        make_family(cell.family.removesuffix("_4_layers"), model, FOUR_LAYERS if "_4_layers" in cell.family else None)
     overrides = (
         f"model.path={model}",
         f"data.train={mixed_rows(folder)}",

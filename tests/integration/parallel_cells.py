@@ -17,21 +17,24 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from flowtrain.config.schema import Config, TrainConfig
+from flowtrain.consumer.pack_run import PackRun
 from flowtrain.data.measure import prepare
-from flowtrain.messages import UpdateOrder
+from flowtrain.messages import PackOrder, UpdateOrder
 from flowtrain.models.backbone import BackboneHalf, PackSample
 from flowtrain.models.encoder import EncoderHalf
 from flowtrain.models.leak import check_packing
 from flowtrain.models.loading import ensure_weights
 from flowtrain.parallel.context import apply_context
 from flowtrain.parallel.groups import Groups, join_groups
+from flowtrain.parallel.links import Links
 from flowtrain.parallel.mesh import dp_rank
 from flowtrain.parallel.pieces import local_tensor
 from flowtrain.parallel.roles import TensorPlan, plan_tensor
-from flowtrain.parallel.shard import shard
+from flowtrain.parallel.spread import SideSpread
 from flowtrain.parallel.tensor import apply_tensor, complete_gradients, describe, whole_of
+from flowtrain.pipeline import cut_sections, schedule
 from flowtrain.plan import Layout, layout_of
-from flowtrain.types import Module
+from flowtrain.types import Module, Pack, Phase
 from flowtrain.update.collectives import Collectives
 from flowtrain.update.updater import Updater
 
@@ -131,33 +134,53 @@ def run_backbone(group: Any, path: Path, axis: Literal["tp", "cp"]) -> dict[str,
     return errors | _gradient_errors(backbone, plan, group, case)
 
 
-def run_cut_twice(group: Any, path: Path, layout: str) -> dict[str, float]:
-    """The backbone over two axes, each layer computed again in the backward; data-parallel ranks have a pack each."""
+def run_layout(group: Any, path: Path, layout: str, freeze: tuple[str, ...] = ()) -> dict[str, float]:
+    """The backbone over several axes, each layer computed again in the backward. Every row is a pack of its own, dealt
+    to the data-parallel ranks in turn; a rank without one runs tokens that nothing is trained on."""
     case: Case = torch.load(path, weights_only=False)
     _, backbone = _halves(case.folder, case.run_dir)
+    for name, module in backbone.module_of().items():
+        backbone.model.get_parameter(name).requires_grad_(module not in freeze)
     backbone.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
     groups = join_groups(layout_of(layout), dist.get_rank(group), CPU, 30.0)
-    plan = plan_tensor(describe(backbone), groups.layout.tp) if groups.layout.tp > 1 else None
-    if plan is not None:
-        apply_tensor(backbone, plan, groups.over(("tp",)), 30.0)
-    if groups.layout.dp_shard > 1:
-        assert groups.mesh is not None
-        shard(backbone, groups.mesh["dp_shard"])
-    if groups.layout.cp > 1:
+    of = groups.layout
+    num_layers = backbone.model.config.get_text_config().num_hidden_layers
+    spread = SideSpread(groups, 30.0, cut_sections([1.0] * num_layers, 0.5, of.pp * of.vpp))
+    spread.cut(backbone)
+    assert check_packing(backbone) == "packed"
+    if of.cp > 1:
         apply_context(backbone, groups.over(("cp",)))
-    parameters = {name: p for name, p in backbone.parameters_by_name().items() if p.requires_grad}
-    updater = Updater(parameters, backbone.module_of(), TrainConfig(max_steps=1), groups, tensor=plan)
-    samples = _samples(case, case.features)
-    packs = (samples[:3], samples[3:])
-    own = packs if groups.layout.dp_degree == 1 else (packs[dp_rank(groups.layout, groups.rank)],)
-    for pack in own:
-        backbone.loss(pack)[0].backward()
-    expected = {name: case.grads[name] for name in parameters}
+    holding = spread.holding
+    trainable = backbone.trainable_names()
+    held, modules = backbone.parameters_by_name(), backbone.module_of()
+    updater = Updater(held, modules, TrainConfig(max_steps=1), holding, trainable=trainable)
+    leaves = [tuple(f.requires_grad_() for f in features) for features in case.features]
+    packs = [[sample] for sample in _samples(case, leaves)]
+    packs += [[backbone.stand_in()]] * (-len(packs) % of.dp_degree)
+    mine = packs[dp_rank(of, groups.rank) :: of.dp_degree]
+    links = Links(groups, CPU) if of.pp > 1 else None
+    order = PackOrder(Phase.TRAIN, 1, Pack(0, 0, (), (), 0, 0), (), (), True, len(mine))
+    runs = [PackRun(order, (), samples, {}, backbone, links) for samples in mine]
+    for work in schedule(holding.stage, of.pp, of.vpp, len(mine)):
+        (runs[work.slot].forward if work.forward else runs[work.slot].backward)(work.section)
+    if links is not None:
+        links.flush()
+    expected = {name: case.grads[name] for name in trainable}
     norm = sum(float(grad.square().sum()) for grad in expected.values()) ** 0.5
-    errors = {"norm": abs(sum(updater.reduce().values()) ** 0.5 / norm - 1)}
-    for name, parameter in parameters.items():
+    reduced = sum(updater.reduce().values()) ** 0.5
+    errors = {"norm": abs(reduced / norm - 1) if norm else reduced}
+    for name, parameter in updater.trainable.items():
         assert parameter.grad is not None
-        errors[name] = _error(updater.holding.whole(name, parameter.grad), expected[name], 1e-6 * norm)
+        errors[name] = _error(holding.whole(name, parameter.grad), expected[name], 1e-6 * norm)
+    tells = holding.stage == of.pp - 1 and groups.counts(("cp", "tp"))
+    loss = torch.tensor(sum(run.loss_sum for run in runs) if tells else 0.0, dtype=torch.float64)
+    dist.all_reduce(loss, group=group)
+    errors["loss"] = abs(float(loss) / case.loss - 1)
+    if holding.stage == 0:
+        own = {id(f) for samples in mine for sample in samples for f in sample.features or ()}
+        pairs = zip(_flat(leaves), _flat(case.feature_grads), strict=True)
+        found = {i: _error(leaf.grad, grad) for i, (leaf, grad) in enumerate(pairs) if id(leaf) in own}
+        errors |= {f"gradient of features {i}": error for i, error in found.items()}
     return errors | _saved_and_loaded(group, case, updater, path.parent / layout)
 
 
@@ -250,7 +273,9 @@ def _gradient_errors(half: EncoderHalf | BackboneHalf, plan: TensorPlan, group: 
     norm = sum(float(grad.square().sum()) for grad in expected.values()) ** 0.5
     errors = {"norm": abs(float(squares) ** 0.5 / norm - 1)}
     for name, parameter in parameters.items():
-        errors[name] = _error(whole_of(name, parameter.grad, plan, group), expected[name], 1e-6 * norm)
+        cut = plan.cuts.get(name)
+        whole = parameter.grad if cut is None else whole_of(parameter.grad, cut, group)
+        errors[name] = _error(whole, expected[name], 1e-6 * norm)
     return errors
 
 

@@ -54,6 +54,7 @@ def starting(run_dir: Path) -> Iterator[tuple[Launch, psutil.Process]]:
         ("consumer 0", ()),
         ("producer 1", ("producers.layout=f2", "consumers.layout=f2")),
         ("consumer 1", ("producers.layout=r2", "consumers.layout=f2")),
+        ("consumer 0", ("producers.layout=r1", "consumers.layout=p2")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "r1",
 )

@@ -27,6 +27,9 @@ CELLS = (
     Cell("qwen3_vl", "t2", "r2"),
     Cell("qwen3_vl", "r1", "c2"),
     Cell("qwen3_vl", "f2", "f2t2", PROJECTOR),
+    Cell("qwen3_vl", "r2", "p2"),
+    Cell("qwen3_vl_4_layers", "r1", "t2p2v2", PROJECTOR),
+    Cell("qwen3_vl_moe", "r1", "f2e2"),
 )
 
 
@@ -41,7 +44,7 @@ def test_a_checkpoint_goes_on_in_another_layout(actors: RayExecutor, tmp_path: P
     """Two steps in one layout and a third in others: loss and export are those of three steps in one process each."""
     losses, exports = {}, {}
     begun = None
-    for number, (producers, consumers) in enumerate((("f2", "f2t2"), ("r1", "f2"), ("r2", "r1"))):
+    for number, (producers, consumers) in enumerate((("f2", "f2t2"), ("r1", "p2"), ("r2", "r1"))):
         run_dir = tmp_path / f"run-{number}"
         run_dir.mkdir()
         config = make_config("emoji", run_dir, *_short(producers, consumers, steps=3 if begun else 2))
@@ -51,7 +54,7 @@ def test_a_checkpoint_goes_on_in_another_layout(actors: RayExecutor, tmp_path: P
     plain = tmp_path / "plain"
     plain.mkdir()
     execute(make_config("emoji", plain, *_short("r1", "r1", steps=3)), plain, None, StopRequest(60), executor=actors)
-    for consumers in ("f2", "r1"):
+    for consumers in ("p2", "r1"):
         assert losses[consumers][-1] == pytest.approx(_losses(plain)[-1], rel=1e-10)
         assert exports[consumers].keys() == _export(plain).keys()
         for name, tensor in _export(plain).items():

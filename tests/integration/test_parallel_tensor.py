@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from gloo_ranks import Ranks
-from parallel_cells import make_case, run_backbone, run_cut_twice, run_encoder
+from layout_cells import FOUR_LAYERS
+from parallel_cells import make_case, run_backbone, run_encoder, run_layout
 from tiny_families import make_family
 
 from flowtrain.verify.compare import FLOAT32_INSIDE
@@ -26,6 +27,12 @@ CONTEXT = [("qwen3_vl", 4)] + [
 ]
 
 
+PIPELINES = [
+    "gemma3", "glm4v", "glm4v_moe", "idefics3", "internvl", "llava", "llava_next", "llava_onevision", "qwen2_5_vl",
+    "qwen2_vl", "qwen3_vl_moe", "smolvlm",
+]  # fmt: skip
+
+
 @pytest.fixture(scope="session")
 def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """File of a family's case, made once."""
@@ -34,7 +41,8 @@ def case_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     def case(family: str) -> Path:
         if family not in made:
             folder = tmp_path_factory.mktemp(family)
-            made[family] = make_case(make_family(family, folder / "model"), folder)
+            kind, values = ("qwen3_vl", FOUR_LAYERS) if family == "deep" else (family, None)
+            made[family] = make_case(make_family(kind, folder / "model", values), folder)
         return made[family]
 
     return case
@@ -73,6 +81,30 @@ def test_an_encoder_cut_by_heads(family: str, ranks: Ranks, case_of: Callable[[s
     assert_equal(family, ranks.call(run_encoder, case_of(family), world_size=2))
 
 
-@pytest.mark.parametrize("layout", ["f2t2", "f2c2", "t2c2"])
+@pytest.mark.parametrize("layout", ["f2t2", "f2c2", "t2c2", "t2p2", "f2p2", "p2c2"])
 def test_a_backbone_cut_over_two_axes(layout: str, ranks: Ranks, case_of: Callable[[str], Path]) -> None:
-    assert_equal("qwen3_vl", ranks.call(run_cut_twice, case_of("qwen3_vl"), layout, world_size=4))
+    assert_equal("qwen3_vl", ranks.call(run_layout, case_of("qwen3_vl"), layout, world_size=4))
+
+
+@pytest.mark.parametrize("family", PIPELINES)
+def test_a_backbone_in_two_stages(family: str, ranks: Ranks, case_of: Callable[[str], Path]) -> None:
+    """Two copies. Gemma 3's head is its embedding, of which each stage has one."""
+    assert_equal(family, ranks.call(run_layout, case_of(family), "r2p2", world_size=4))
+
+
+@pytest.mark.parametrize("layout", ["r2p2", "r2p2v2", "p4", "t2p2v2", "f2p2v2"])
+def test_deep_stack_levels_reach_later_stages(layout: str, ranks: Ranks, case_of: Callable[[str], Path]) -> None:
+    """Four layers, of which the first two have levels of features added behind them."""
+    assert_equal("qwen3_vl", ranks.call(run_layout, case_of("deep"), layout, world_size=4))
+
+
+@pytest.mark.parametrize(
+    ("family", "layout"),
+    [("qwen3_vl_moe", "r2f2e2"), ("qwen3_vl_moe", "f4e2"), ("glm4v_moe", "f2c2e4"), ("qwen3_vl_moe", "f2p2e2")],
+)
+def test_experts_on_several_ranks(family: str, layout: str, ranks: Ranks, case_of: Callable[[str], Path]) -> None:
+    assert_equal(family, ranks.call(run_layout, case_of(family), layout, world_size=4))
+
+
+def test_a_frozen_backbone_hands_gradients_through(ranks: Ranks, case_of: Callable[[str], Path]) -> None:
+    assert_equal("qwen3_vl", ranks.call(run_layout, case_of("qwen3_vl"), "r2p2", ("backbone",), world_size=4))

@@ -219,7 +219,7 @@ def test_plan_file_is_obeyed(emoji: Path, tmp_path: Path, shape: ModelShape) -> 
 @pytest.mark.parametrize(
     ("text", "error", "told"),
     [
-        (PLAN.replace("r3", "f4p2"), PlanError, "plan.yaml:4:3: consumers.layout: p2 can be planned and not launched"),
+        (PLAN.replace("r3", "f4p9"), PlanError, "plan.yaml:4:3: consumers.layout: "),
         (PLAN.replace("disaggregated", "mixed"), PlanError, "plan.yaml:1:1: placement: mixed"),
         (PLAN.replace("disaggregated", "colocated"), PlanError, "as many whole copies"),
         (PLAN.replace("layout: r2", "layouts: r2"), ConfigError, "plan.yaml:2:1: producers: a plan says the layout"),

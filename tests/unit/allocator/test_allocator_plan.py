@@ -26,8 +26,7 @@ from flowtrain.plan import Layout, Plan, layout_text
 from flowtrain.pool import arena
 from flowtrain.pool.arena import RingArena
 from flowtrain.pool.block import HEADER_BYTES
-from flowtrain.shapes import ModelShape
-from flowtrain.shapes.text import MoeShape
+from flowtrain.shapes import Mixer, ModelShape, MoeShape, RecurrentShape
 from flowtrain.types import Role
 
 GIB = 2**30
@@ -126,7 +125,7 @@ def test_a_pool_below_one_row_a_rank_is_refused_and_the_figure_named_will_do(
         return pool_room(given, shape, make_plan(given, shape, TWO_CORES))
 
     with pytest.raises(
-        PlanError, match=rf"each of 2 consumers needs {3 * largest} bytes: set pool\.bytes to"
+        PlanError, match=rf"2 packs that run together, .* need {3 * largest} bytes: set pool\.bytes to"
     ) as refused:
         room(pool_bytes)
     named = int(str(refused.value).split("set pool.bytes to ")[1].split()[0])
@@ -188,10 +187,12 @@ def test_layouts() -> None:
     [
         (Role.CONSUMER, "t3", "t3 divides 4 attention heads of the backbone by 3"),
         (Role.CONSUMER, "t2c3", "t2c3 divides 4 attention heads of the backbone by 6"),
-        (Role.CONSUMER, "p5", "p5 cuts 4 layers of the backbone into 5 stages"),
+        (Role.CONSUMER, "p5", "p5 cuts 4 layers of the backbone into 5 sections"),
+        (Role.CONSUMER, "p2v3", "p2v3 cuts 4 layers of the backbone into 6 sections"),
+        (Role.CONSUMER, "v2", "v2 is for the sections of a pipeline's rank, and p is 1"),
+        (Role.CONSUMER, "f2p2v2", "v2 with f2 would gather pieces of several sections at once: use p2 without v"),
         (Role.CONSUMER, "f3e3", "e3 divides 4 experts of the backbone by 3"),
         (Role.CONSUMER, "e4", "e4 borrows its ranks from f1 and c1, which are 1"),
-        (Role.CONSUMER, "r2p2", "p2 can be planned and not launched yet: the backbone runs with r, f, t, c"),
         (Role.PRODUCER, "t3", "t3 divides 4 attention heads of the encoder by 3"),
         (Role.PRODUCER, "p2", "an encoder is cut by r, f and t only"),
     ],
@@ -204,6 +205,26 @@ def test_what_does_not_divide_is_refused_with_the_numbers(
     four = replace(four, encoders=(replace(shape.vision, heads=4),))
     with pytest.raises(PlanError, match=f"^x.layout: {sentence}"):
         check_layout(parse_layout(text, "x.layout"), role, four, "x.layout")
+
+
+@pytest.mark.parametrize("text", ["t2", "p2", "c2", "f2"])
+def test_layers_that_mix_tokens_otherwise_take_copies(shape: ModelShape, text: str) -> None:
+    mixers = (Mixer.RECURRENT,) * (shape.text.layers - 1) + (Mixer.FULL,)
+    recurrent = replace(shape.text, mixers=mixers, recurrent=RecurrentShape(weights=8, vectors=2))
+    other = replace(shape, text=recurrent)
+    told = rf"^x.layout: {shape.text.layers - 1} of {shape.text.layers} layers .* use copies, such as r2$"
+    with pytest.raises(PlanError, match=told):
+        check_layout(parse_layout(text, "x.layout"), Role.CONSUMER, other, "x.layout")
+    check_layout(parse_layout("r2", "x.layout"), Role.CONSUMER, other, "x.layout")
+
+
+def test_a_pipeline_needs_room_for_the_packs_under_way(emoji: Path, shape: ModelShape) -> None:
+    one, two, interleaved = (
+        pool_room(settings, shape, make_plan(settings, shape, TWO_CORES))
+        for settings in (config(emoji, consumers={"layout": layout}) for layout in ("r1", "p2", "p2v2"))
+    )
+    assert one // 2 - 128 <= two <= one // 2
+    assert one // 4 - 128 <= interleaved <= one // 4
 
 
 def test_sharded_copies_are_planned_for_the_backbone(emoji: Path, shape: ModelShape) -> None:

@@ -99,7 +99,7 @@ def test_a_processed_row_goes_through_as_it_is(make_config: Callable[..., Config
     [features] = encoder.encode([inputs])
     sample = PackSample(input_ids, input_ids, features, inputs["image_grid_thw"])
     for pack, place in (([sample], 0), ([PackSample(input_ids[:4], input_ids[:4]), sample], 3)):
-        logits, targets = backbone.logits(pack)
+        logits, targets = backbone.run(pack)
         torch.testing.assert_close(logits[place:], expected, rtol=1e-10, atol=1e-12)
         assert torch.equal(targets[place:], input_ids[1:])
 

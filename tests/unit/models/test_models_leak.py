@@ -51,9 +51,9 @@ def test_attention_across_samples_is_found_in_the_first_layer(
     dtype: str, make_config: Callable[..., Config], weights_dir: Path
 ) -> None:
     _, backbone = load_halves(make_config(dtype), weights_dir)
-    leaking = partial(backbone.logits, neighbours_visible=True)
+    leaking = partial(backbone.run, neighbours_visible=True)
     assert find_leak(backbone, leaking) == "model.language_model.layers.0"
-    backbone.logits = leaking  # type: ignore[method-assign]
+    backbone.run = leaking  # type: ignore[method-assign]
     with pytest.raises(PlanError, match=r"see each other, first at model\.language_model\.layers\.0"):
         check_packing(backbone)
 

@@ -122,10 +122,7 @@ def assert_invariants(spec: CompositionSpec, rows: Sequence[Row], steps: Sequenc
                 assert spec.max_images is None or sum(len(s.images) for s in pack.samples) <= spec.max_images
                 assert pack.cost == COST.pack_cost(pack.samples)
                 assert pack.encode_cost == COST.encode_cost(pack.samples)
-                assert pack.padded_tokens >= pack.tokens
                 assert_units(spec, pack.samples, pack.units)
-        if spec.sync == "beat":
-            assert len({pack.padded_tokens for pack in step.packs}) == 1, "packs of a pipeline are equally long"
     assert_waits(spec, steps)
 
 

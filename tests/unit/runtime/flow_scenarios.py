@@ -30,6 +30,7 @@ class Scenario:
         seed: of the dice that decide who works and whose answer arrives.
         exchange: what both sides wait for beside data and room.
         colocated: a rank's packs are encoded by the producer of its process.
+        held: packs that a consumer needs before its oldest is done.
     """
 
     num_producers: int
@@ -46,6 +47,7 @@ class Scenario:
     seed: int
     exchange: str = "pool"
     colocated: bool = False
+    held: int = 1
 
 
 @st.composite
@@ -73,6 +75,7 @@ def scenarios(draw: st.DrawFn, most_shards: int = 3) -> Scenario:
         slack=draw(st.integers(0, 40)),
         seed=draw(st.integers(0, 2**32)),
         exchange=draw(st.sampled_from(sorted(EXCHANGES))),
+        held=draw(st.sampled_from([1, 1, 2, 4])),
     )
 
 
@@ -134,9 +137,13 @@ def evened(slot: tuple[Pack, ...], phase: Phase, index: int, scenario: Scenario)
     return (slot[0]._replace(units=tuple(units)), *slot[1:])
 
 
+def windows(slots: tuple[tuple[Pack, ...], ...], held: int) -> list[tuple[tuple[Pack, ...], ...]]:
+    return [slots[start : start + held] for start in range(max(1, len(slots) - held + 1))]
+
+
 def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:
-    """The promise of composition, and no more: the largest slot in an owner, and its largest block; the same of a whole
-    step in any owner where whole steps are exchanged."""
+    """The promise of composition, and no more: the slots under way in an owner where they are largest, and its largest
+    block; the same of a whole step in any owner where whole steps are exchanged."""
     segments = {}
     if EXCHANGES[scenario.exchange].whole_steps:
         of_steps = [[block_bytes(payload_of(s)) for s in step.samples if s.images] for step in steps]
@@ -144,9 +151,9 @@ def segments_for(scenario: Scenario, steps: list[Step]) -> dict[int, int]:
         return dict.fromkeys(range(scenario.num_producers), max(room + 64 * scenario.slack, 64))
     for owner in range(scenario.num_producers):
         slots = [
-            [unit for pack in slot for unit in pack.units if unit.producer in (None, owner)]
+            [unit for slot in under_way for pack in slot for unit in pack.units if unit.producer in (None, owner)]
             for step in steps
-            for slot in step.slots
+            for under_way in windows(step.slots, scenario.held)
         ]
         blocks = [block_bytes(payload_of(s)) for units in slots for unit in units for s in unit.samples]
         largest = max((sum(unit.bytes for unit in units) for units in slots), default=0)

@@ -85,11 +85,15 @@ class Producer:
 
 @dataclass
 class Consumer:
+    """A pipeline that is done with a pack when `held` - 1 more are there, or the last one of the step."""
+
     rank: int
     content: dict[Address, tuple[str, int]]
     bad: set[int]
+    held: int = 1
     version: int = 0
     packs: list[Pack] = field(default_factory=list)
+    open: list[PackOrder] = field(default_factory=list)
     reduced: list[int] = field(default_factory=list)
 
     def execute(self, order: Any) -> Any:
@@ -97,21 +101,28 @@ class Consumer:
             case PackOrder():
                 return self.train(order)
             case ReduceOrder():
+                assert not self.open, "a reduce before the packs of its step are done"
                 self.reduced.append(order.step)
             case UpdateSent():
                 self.version = order.step
         return order
 
-    def train(self, order: PackOrder) -> PackTrained:
+    def train(self, order: PackOrder) -> tuple[PackTrained, ...]:
         pack = order.pack
         assert pack.rank == self.rank
         assert order.step not in self.reduced or order.phase is Phase.EVAL, "a pack behind its step's reduce"
         with_images = [s.position for s in pack.samples if s.images]
         assert [ref.position for ref in order.refs] == [p for p in with_images if p not in self.bad]
         assert list(order.masked) == [p for p in with_images if p in self.bad]
+        self.packs.append(pack)
+        self.open.append(order)
+        kept = 0 if order.phase is Phase.EVAL or pack.slot == order.num_slots - 1 else self.held - 1
+        done, self.open = self.open[: len(self.open) - kept], self.open[len(self.open) - kept :]
+        return tuple(map(self._end, done))
+
+    def _end(self, order: PackOrder) -> PackTrained:
         for ref in order.refs:
             assert self.content[ref.address] == ("features", ref.position), "the features were overwritten"
             if order.return_gradients:
                 self.content[ref.address] = ("gradient", ref.position)
-        self.packs.append(pack)
-        return PackTrained(order.phase, order.step, pack.slot, self.rank, 0.0, 1, 0.0, 0.0)
+        return PackTrained(order.phase, order.step, order.pack.slot, self.rank, 0.0, 1, 0.0, 0.0)

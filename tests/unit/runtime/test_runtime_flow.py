@@ -46,7 +46,7 @@ class Run:
             Producer(rank, OwnerSpace(rank, size), content, self.bad, scenario.shards)
             for rank, size in segments.items()
         ]
-        self.consumers = [Consumer(rank, content, self.bad) for rank in range(scenario.num_consumers)]
+        self.consumers = [Consumer(rank, content, self.bad, scenario.held) for rank in range(scenario.num_consumers)]
         self.stages: dict[Rank, Producer | Consumer] = {(Role.PRODUCER, p.rank): p for p in self.producers}
         self.stages |= {(Role.CONSUMER, c.rank): c for c in self.consumers}
         self.directory = Directory(segments)
@@ -60,6 +60,7 @@ class Run:
             exchange=EXCHANGES[scenario.exchange],
             shards=scenario.shards,
             colocated=scenario.colocated,
+            packs_held=scenario.held,
         )
         self.orders: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
         self.answers: dict[Rank, deque[Any]] = {rank: deque() for rank in self.stages}
@@ -84,11 +85,15 @@ class Run:
             now = [move for move in moves if self.dice.random() < self.speeds[move]]
             for kind, rank in now or [self.dice.choice(moves)]:
                 if kind == "work":
-                    self.answers[rank].append(self.stages[rank].execute(self.orders[rank].popleft()))
+                    self._work(rank)
                 else:
                     self._take(self.answers[rank].popleft())
             self._compose_and_send()
             self.directory.assert_invariants()
+
+    def _work(self, rank: Rank) -> None:
+        answer = self.stages[rank].execute(self.orders[rank].popleft())
+        self.answers[rank].extend(answer if isinstance(answer, tuple) else [answer])
 
     def _compose_and_send(self) -> None:
         while self.todo and self.todo[0].index - self.flow.version <= self.scenario.ahead:
@@ -101,7 +106,7 @@ class Run:
         for place, waiting in self.orders.items():
             in_flight = Counter(type(message) for message in [*waiting, *self.answers[place]])
             assert in_flight[EncodeOrder] + in_flight[UnitEncoded] <= DEPTH
-            assert in_flight[PackOrder] + in_flight[PackTrained] <= DEPTH
+            assert in_flight[PackOrder] + in_flight[PackTrained] < DEPTH + self.scenario.held
 
     def _check(self, role: Role, rank: int, order: Any) -> None:
         if isinstance(order, EncodeOrder):
@@ -131,7 +136,7 @@ class Run:
         if isinstance(order, EncodeOrder):
             assert (order.unit.id.phase, order.unit.id.step) == (step.phase, step.index), "ahead of the step that runs"
             if self.scenario.exchange == "barrier_pipeline":
-                assert order.unit.id.slot <= min(pack.slot for pack in packs) + 1, "more than one slot ahead"
+                assert order.unit.id.slot <= min(pack.slot for pack in packs) + self.scenario.held, "too far ahead"
         elif self.scenario.exchange == "barrier_step":
             assert not missing, "a side works while the other one does"
             assert isinstance(order, PackOrder) or not packs, "a gradient goes back while packs run"
@@ -243,7 +248,7 @@ def work_off(run: Run, role: Role) -> None:
     while any(run.orders[rank] or run.answers[rank] for rank in run.stages if rank[0] is role):
         for rank in run.stages:
             if rank[0] is role and run.orders[rank]:
-                run.answers[rank].append(run.stages[rank].execute(run.orders[rank].popleft()))
+                run._work(rank)
             if rank[0] is role and run.answers[rank]:
                 run._take(run.answers[rank].popleft())
         run._compose_and_send()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from shapes_configs import CONFIGS
 
-from flowtrain.flops import backbone_flops, encoder_flops, palm_flops, projector_flops, step_flops
+from flowtrain.flops import backbone_flops, encoder_flops, palm_flops, projector_flops, section_costs, step_flops
 from flowtrain.packing import CostModel
 from flowtrain.shapes import Mixer, ModelShape, MoeShape, RecurrentShape, read_shape
 from flowtrain.types import Cut, ImageMeta, Module, SampleMeta
@@ -24,6 +26,20 @@ def sample(
 ) -> SampleMeta:
     metas = tuple(ImageMeta(8, 8, patches // 4, patches, pairs(patches)) for patches in images)
     return SampleMeta.of(0, 0, "row", text, sum(images) // 4, trained, metas)
+
+
+@pytest.mark.parametrize("family", sorted(CONFIGS))
+def test_layers_add_up_to_the_backbone(tmp_path: Path, family: str) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIGS[family]))
+    text = read_shape(tmp_path).text
+    layers = range(text.layers)
+    assert sum(map(text.layer_token_weights, layers)) == text.token_weights
+    for length in (1, 9, 300):
+        assert sum(text.layer_pairs(layer, length) for layer in layers) == text.attended_pairs(length)
+    costs, head = section_costs(text)
+    assert len(costs) == text.layers
+    assert min(costs) > 0
+    assert head > 0
 
 
 def test_attention_is_within_samples_and_images(shape: ModelShape) -> None:

@@ -147,11 +147,11 @@ def test_dump_holds_scaled_unclipped_gradients_and_the_new_parameters(tmp_path: 
     give_gradients(updater.parameters, 1, left_out=frozenset({Module.BACKBONE}))
     updater.reduce()
     updater.update(order(1, clip=0.125, gradients_to=str(tmp_path / "step-1")))
-    gradients = load_file(tmp_path / "step-1" / "producer-gradients.safetensors")
+    gradients = load_file(tmp_path / "step-1" / "producer-gradients-0.safetensors")
     assert gradients.keys() == {name for name, module in MODULE_OF.items() if module is not Module.BACKBONE}
     for name, tensor in gradients.items():
         assert torch.equal(tensor, gradient(name, 1, 0, torch.float32) * 0.25)
-    parameters = load_file(tmp_path / "step-1" / "producer-parameters.safetensors")
+    parameters = load_file(tmp_path / "step-1" / "producer-parameters-0.safetensors")
     assert all(same(parameters, copies(updater)).values())
     assert parameters.keys() == MODULE_OF.keys()
 

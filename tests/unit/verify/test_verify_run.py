@@ -121,7 +121,7 @@ def test_row_trained_and_not_named_fails(config: Config, steps: list[StepRecord]
 
 def test_tensor_on_both_sides_is_seen(config: Config, steps: list[StepRecord]) -> None:
     write_run(config.run.dir, steps)
-    save_file(dict(steps[0].parameters), config.run.dir / "verify/step-1/producer-parameters.safetensors")
+    save_file(dict(steps[0].parameters), config.run.dir / "verify/step-1/producer-parameters-0.safetensors")
     assert RecordedRun(config.run.dir).read(1).repeated
     verdict = compare_run(config).verdict
     assert verdict.modules == (Module.BACKBONE,)
