@@ -50,11 +50,6 @@ def _problems(layout: Layout, role: Role, shape: ModelShape) -> list[str]:
         )
     elif layout.vpp > 1 and layout.pp == 1:
         found.append(f"v{layout.vpp} is for the sections of a pipeline's rank, and p is 1: leave it out, or give p")
-    elif layout.vpp > 1 and layout.dp_shard > 1:
-        found.append(
-            f"v{layout.vpp} with f{layout.dp_shard} would gather pieces of several sections at once: use p{layout.pp} "
-            f"without v, or copies (r{layout.dp_shard})"
-        )
     recurrent = shape.text.layers_with(Mixer.RECURRENT)
     if role is Role.CONSUMER and recurrent and layout.world_size > layout.dp_replicate:
         found.insert(

@@ -190,7 +190,6 @@ def test_layouts() -> None:
         (Role.CONSUMER, "p5", "p5 cuts 4 layers of the backbone into 5 sections"),
         (Role.CONSUMER, "p2v3", "p2v3 cuts 4 layers of the backbone into 6 sections"),
         (Role.CONSUMER, "v2", "v2 is for the sections of a pipeline's rank, and p is 1"),
-        (Role.CONSUMER, "f2p2v2", "v2 with f2 would gather pieces of several sections at once: use p2 without v"),
         (Role.CONSUMER, "f3e3", "e3 divides 4 experts of the backbone by 3"),
         (Role.CONSUMER, "e4", "e4 borrows its ranks from f1 and c1, which are 1"),
         (Role.PRODUCER, "t3", "t3 divides 4 attention heads of the encoder by 3"),

@@ -157,7 +157,7 @@ def test_dump_holds_scaled_unclipped_gradients_and_the_new_parameters(tmp_path: 
 
 
 def test_only_the_first_rank_dumps(tmp_path: Path) -> None:
-    updater = Updater(make_parameters(), MODULE_OF, TRAIN, Groups(Layout(), 1))
+    updater = Updater(make_parameters(), MODULE_OF, TRAIN, Groups(Layout(dp_replicate=2), 1, {("dp_replicate",): None}))
     give_gradients(updater.parameters, 1)
     updater.update(order(1, gradients_to=str(tmp_path)))
     assert list(tmp_path.iterdir()) == []

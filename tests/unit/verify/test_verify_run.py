@@ -59,10 +59,10 @@ def write_run(folder: Path, steps: list[StepRecord], two_ranks: bool = False) ->
             dump.mkdir(parents=True)
             for kind, tensors in (("gradients", step.gradients), ("parameters", step.parameters)):
                 vision = {name: tensor for name, tensor in tensors.items() if "visual" in name}
-                save_file(vision, dump / f"producer-{kind}.safetensors")
+                save_file(vision, dump / f"producer-{kind}-0.safetensors")
                 save_file(
                     {name: tensor for name, tensor in tensors.items() if name not in vision},
-                    dump / f"consumer-{kind}.safetensors",
+                    dump / f"consumer-{kind}-0.safetensors",
                 )
 
 
