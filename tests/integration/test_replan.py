@@ -64,7 +64,8 @@ def test_data_that_turn_bring_another_producer(train: Train, tmp_path: Path, fre
 @pytest.mark.parametrize("freeze", ["train.freeze=[encoder]", "train.freeze=[]"])
 def test_producers_come_and_go(train: Train, tmp_path: Path, freeze: str) -> None:
     """Two from step 3 on, one from step 6 on, with an evaluation at either boundary; float64, where sums agree."""
-    common = ("data.eval=null", "train.step={samples: 8}", "train.max_steps=8", "model.dtype=float64", freeze)
+    room = ("allocation.replan=auto", "allocation.drift_window=50")  # for a second one, and no drift in eight steps
+    common = (*room, "data.eval=null", "train.step={samples: 8}", "train.max_steps=8", "model.dtype=float64", freeze)
     steady = train("emoji", *common, name="steady")
     log = log_with(steady / "decisions.jsonl", tmp_path / "log.jsonl", (3, 2), (6, 1))
     moved = train("emoji", *common, name="moved", replay=log)
