@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flowtrain.cli.options import Debug, JsonFile, Overrides
+from flowtrain.cli.options import (
+    ComputeDtype,
+    Debug,
+    DevicesPerNode,
+    Freeze,
+    JsonFile,
+    Nodes,
+    Overrides,
+    PackTokens,
+    Policy,
+    StepSamples,
+)
 from flowtrain.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
@@ -32,10 +43,8 @@ def register(app: typer.Typer) -> None:
 
 def plan(
     source: Annotated[Path, typer.Argument(metavar="CONFIG|MODEL_DIR", help="YAML file of a run, or a model folder.")],
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes.")] = None,
-    devices_per_node: Annotated[
-        int | None, typer.Option("--devices-per-node", min=1, help="Devices of a node; default: the device's usual.")
-    ] = None,
+    nodes: Nodes = None,
+    devices_per_node: DevicesPerNode = None,
     device: Annotated[
         list[str] | None,
         typer.Option(
@@ -48,17 +57,11 @@ def plan(
     profile: Annotated[
         Path | None, typer.Option("--profile", metavar="FILE", help="Plan for this machine by a profile of it.")
     ] = None,
-    policy: Annotated[str | None, typer.Option("--policy", metavar="NAME", help="Who divides the devices.")] = None,
-    freeze: Annotated[
-        list[str] | None, typer.Option("--freeze", metavar="MODULE", help="encoder, projector, backbone (MODEL_DIR).")
-    ] = None,
-    step_samples: Annotated[
-        int | None, typer.Option("--step-samples", min=1, help="Samples of a step (MODEL_DIR).")
-    ] = None,
-    pack_tokens: Annotated[
-        list[int] | None, typer.Option("--pack-tokens", min=1, help="Most tokens of a pack, choices (MODEL_DIR).")
-    ] = None,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Compute dtype; default: the config's, or bf16.")] = None,
+    policy: Policy = None,
+    freeze: Freeze = None,
+    step_samples: StepSamples = None,
+    pack_tokens: PackTokens = None,
+    dtype: ComputeDtype = None,
     placement: Annotated[
         str | None,
         typer.Option("--placement", help="auto, colocated or disaggregated; default: the config's, or auto."),

@@ -15,7 +15,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flowtrain.cli.options import Debug, JsonFile, Overrides
+from flowtrain.cli.options import (
+    ComputeDtype,
+    Debug,
+    DevicesPerNode,
+    Freeze,
+    JsonFile,
+    Nodes,
+    Overrides,
+    PackTokens,
+    Policy,
+    StepSamples,
+)
 from flowtrain.errors import ConfigError, DataError, PlanError
 
 if TYPE_CHECKING:
@@ -52,10 +63,8 @@ def simulate(
     trace: Annotated[
         Path | None, typer.Option("--trace", metavar="FILE", help="Row sizes: a scan or a trace; default: the scan.")
     ] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", min=1, help="Number of nodes.")] = None,
-    devices_per_node: Annotated[
-        int | None, typer.Option("--devices-per-node", min=1, help="Devices of a node; default: the device's usual.")
-    ] = None,
+    nodes: Nodes = None,
+    devices_per_node: DevicesPerNode = None,
     device: Annotated[
         list[str] | None, typer.Option("--device", metavar="NAME[:NODES]", help="As for `flowtrain plan`.")
     ] = None,
@@ -63,18 +72,12 @@ def simulate(
         str | None, typer.Option("--mode", help="flow, disaggregated or monolithic; default: the config's, or flow.")
     ] = None,
     exchange: Annotated[str | None, typer.Option("--exchange", help="pool, barrier_pipeline or barrier_step.")] = None,
-    policy: Annotated[str | None, typer.Option("--policy", metavar="NAME", help="Who divides the devices.")] = None,
+    policy: Policy = None,
     composition: Annotated[str | None, typer.Option("--packing", metavar="NAME", help="Packing policy.")] = None,
     placement: Annotated[str | None, typer.Option("--placement", help="auto, colocated or disaggregated.")] = None,
-    freeze: Annotated[
-        list[str] | None, typer.Option("--freeze", metavar="MODULE", help="encoder, projector, backbone (MODEL_DIR).")
-    ] = None,
-    step_samples: Annotated[
-        int | None, typer.Option("--step-samples", min=1, help="Samples of a step (MODEL_DIR).")
-    ] = None,
-    pack_tokens: Annotated[
-        list[int] | None, typer.Option("--pack-tokens", min=1, help="Most tokens of a pack, choices (MODEL_DIR).")
-    ] = None,
+    freeze: Freeze = None,
+    step_samples: StepSamples = None,
+    pack_tokens: PackTokens = None,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Steps to play.")] = 20,
     segment_bytes: Annotated[
         int | None, typer.Option("--segment-bytes", min=1, help="Pool bytes of a producer; default: what launch asks.")
@@ -86,7 +89,7 @@ def simulate(
         float | None, typer.Option("--device-hours", min=1e-6, help="Mean hours between failures of a device.")
     ] = None,
     restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From failure to start.")] = 120.0,
-    dtype: Annotated[str | None, typer.Option("--dtype", help="Compute dtype; default: the config's, or bf16.")] = None,
+    dtype: ComputeDtype = None,
     save_every: Annotated[int | None, typer.Option("--save-every", min=1, help="Steps between checkpoints.")] = None,
     save_seconds: Annotated[float, typer.Option("--save-seconds", min=0, help="For which a checkpoint stops.")] = 10.0,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of the order of rows and of all that is drawn.")] = 0,
