@@ -64,6 +64,8 @@ class ConsumerStage:
     _packs: dict[int, PackRun] = field(default_factory=dict)
     _work: deque[Work] = field(default_factory=deque)
     _idle_since: float = field(default_factory=time.perf_counter)
+    _waited: float = 0.0
+    """Seconds idle before orders to train, not yet told: an order may end several packs, or none."""
 
     def train(self, order: PackOrder, *payloads: PayloadBlock) -> tuple[PackTrained, ...]:
         """Take a pack, and do what can be done with it; returns what is done with. `payloads`: those of `order.blocks`.
@@ -71,7 +73,7 @@ class ConsumerStage:
         An evaluation pack stops after the loss.
         """
         start = since = time.perf_counter()
-        waited = start - self._idle_since
+        self._waited += start - self._idle_since
         delay_ms = self.config.debug.delays.consumer_pack_ms.get(self.rank, 0.0)
         if delay_ms:
             time.sleep(delay_ms / 1000)
@@ -84,7 +86,7 @@ class ConsumerStage:
             now = time.perf_counter()
             run.seconds, since = run.seconds + now - since - (self._received - received), now
             if (run.backwards if run.trains else work.section + 1) == self.layout.vpp:
-                done.append(self._end(work.slot, waited, since))
+                done.append(self._end(work.slot, since))
                 since = time.perf_counter()
         if not self._work and self.links is not None:
             self.links.flush()
@@ -122,7 +124,7 @@ class ConsumerStage:
         neighbours = "sample_sees_neighbour" in self.config.debug.faults and order.phase is Phase.TRAIN
         return PackRun(order, survivors, samples, refs, self.backbone, self.links, neighbours)
 
-    def _end(self, slot: int, waited: float, since: float) -> PackTrained:
+    def _end(self, slot: int, since: float) -> PackTrained:
         """The pack is done here: gradients go over its features, which nobody reads any more."""
         run = self._packs.pop(slot)
         order = run.order
@@ -139,6 +141,7 @@ class ConsumerStage:
                     self.pool.flush()
             self.pool.release(order.refs)
         seconds = run.seconds + time.perf_counter() - since
+        waited, self._waited = self._waited, 0.0
         return PackTrained(
             order.phase, order.step, slot, self.rank, run.loss_sum, run.trained, seconds, waited, self.pool.use()
         )
