@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from itertools import islice, repeat
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -123,10 +123,16 @@ def read_trace(
     if "n_text_tokens" not in table.column_names:
         raise DataError(f"{path} has no column `n_text_tokens`: give a trace of row sizes")
     stride = _stride(table.num_rows, about)
-    columns = {name: list(islice(table[name].to_pylist(), 0, None, stride)) for name in table.column_names}
+    columns = table.take(pa.array(range(0, table.num_rows, stride), pa.int64())).to_pydict()
     for name in sorted({*LISTED, *COUNTED} & columns.keys()):
         _check_sizes(path, name, columns[name], stride)
     images = _image_tokens(columns, high_resolution)
+
+    @cache
+    def image_of(tokens: int) -> ImageMeta:
+        patches = PATCHES_PER_TOKEN * tokens
+        return ImageMeta(0, 0, tokens, patches, pairs(patches))
+
     answers = columns.get("n_answer_tokens")
     rows = []
     for number, text in enumerate(columns["n_text_tokens"]):
@@ -135,8 +141,7 @@ def read_trace(
             raise DataError(f"{path}: row {number * stride} has no token: leave it out of the trace")
         answer = answers[number] if answers is not None else None
         trained = round(text * trained_share) if answer is None else min(answer, text)
-        patches = [PATCHES_PER_TOKEN * of_image for of_image in tokens]
-        metas = tuple(map(ImageMeta, repeat(0), repeat(0), tokens, patches, map(pairs, patches)))
+        metas = tuple(map(image_of, tokens))
         rows.append(SampleMeta.of(number, number, f"row-{number}", text, sum(tokens), trained, metas))
     sources = columns.get("source")
     return rows, [str(source) for source in sources] if sources is not None else [""] * len(rows)

@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
@@ -50,7 +51,7 @@ class Scope:
 
     Attributes:
         replicas_only: candidates that need no cutting of the module (rN).
-        devices: candidates of just so many; `least`: of so many at least.
+        devices: candidates of just so many; `least`: of so many at least, `least_recomputed` those with full recompute.
         coarse: some numbers of replicas, pp in powers of two and the extremes of ep only: a first look.
         fine: (tp, cp, pp) of which a coarse scope has everything all the same.
     """
@@ -58,6 +59,7 @@ class Scope:
     replicas_only: bool = False
     devices: int | None = None
     least: int = 1
+    least_recomputed: int = 1
     coarse: bool = False
     fine: frozenset[tuple[int, int, int]] = frozenset()
     producers: Side = Side()
@@ -122,31 +124,40 @@ def candidate_blocks(
     columns that do not vary have one row."""
     pending: list[_Piece] = []
     rows_pending = 0
-    for piece in _pieces(load, pool, step_samples, pack_tokens, scope):
-        replicas, shards, fixed = piece
-        if len(shards) < BLOCK_ROWS // 4:
-            pending.append(piece)
-            rows_pending += len(shards)
+    for replicas, shards, fixed in _pieces(load, pool, step_samples, pack_tokens, scope):
+        num = len(shards)
+        if num >= BLOCK_ROWS // 4:
+            for values in fixed:
+                columns = [values[n : n + 1] for n in range(len(values))]
+                for start in range(0, num, BLOCK_ROWS):
+                    rows = slice(start, start + BLOCK_ROWS)
+                    yield CandidateTable(replicas[rows], shards[rows], *columns)
+            continue
+        at_once = BLOCK_ROWS // max(num, 1)
+        for first in range(0, len(fixed), at_once):
+            part = fixed[first : first + at_once]
+            pending.append(_Piece(replicas, shards, part))
+            rows_pending += num * len(part)
             if rows_pending >= BLOCK_ROWS:
                 yield _joined(pending)
                 pending, rows_pending = [], 0
-            continue
-        columns = [np.array([value], dtype=np.int64) for value in fixed]
-        for start in range(0, len(shards), BLOCK_ROWS):
-            rows = slice(start, start + BLOCK_ROWS)
-            yield CandidateTable(replicas[rows], shards[rows], *columns)
     if pending:
         yield _joined(pending)
 
 
-_Piece = tuple[Integers, Integers, tuple[int, ...]]
-"""dp_replicate, dp_shard, and the other columns, which have one value."""
+class _Piece(NamedTuple):
+    """Candidates of one model layout and ep: each row of `fixed`, the columns behind dp_shard, with every dp_replicate
+    and dp_shard."""
+
+    replicas: Integers
+    shards: Integers
+    fixed: Integers
 
 
 def _joined(pieces: Sequence[_Piece]) -> CandidateTable:
-    counts = [len(shards) for _, shards, _ in pieces]
-    fixed = np.repeat(np.array([values for _, _, values in pieces], dtype=np.int64), counts, axis=0)
-    replicas, shards = (np.concatenate([piece[n] for piece in pieces]) for n in (0, 1))
+    replicas = np.concatenate([np.tile(piece.replicas, len(piece.fixed)) for piece in pieces])
+    shards = np.concatenate([np.tile(piece.shards, len(piece.fixed)) for piece in pieces])
+    fixed = np.concatenate([np.repeat(piece.fixed, len(piece.shards), axis=0) for piece in pieces])
     return CandidateTable(replicas, shards, *(np.ascontiguousarray(column) for column in fixed.T))
 
 
@@ -157,6 +168,7 @@ def _pieces(
     layout = side.layout
     holding = sorted((size for size in pack_tokens if size >= load.longest_tokens), reverse=True)
     recomputes = range(len(RECOMPUTE)) if load.needs_backward and not replicas_only else range(1)
+    light, full = ([kind for kind in recomputes if (RECOMPUTE[kind] == "full") == whole] for whole in (False, True))
     for tp, cp, pp, threads in _models(load, pool, replicas_only, side.threads):
         one = tp * cp * pp * threads
         if layout is not None and (tp, cp, pp) != (layout.tp, layout.cp, layout.pp):
@@ -186,10 +198,12 @@ def _pieces(
             divided = shards * cp % ep == 0
             if not divided.any() or (layout is not None and ep != layout.ep):
                 continue
-            r, f = (replicas // shards)[divided], shards[divided]
             interleaved = _vpp(load, pp) if layout is None else [layout.vpp]
-            for vpp, size, recompute in product(interleaved, holding, recomputes):
-                yield r, f, (tp, cp, pp, vpp, ep, size, recompute, threads)
+            enough = divided & (replicas >= -(-scope.least_recomputed // one))
+            for kinds, rows in ((light, divided), (full, enough)):
+                fixed = [(tp, cp, pp, vpp, ep, *rest, threads) for vpp, *rest in product(interleaved, holding, kinds)]
+                if fixed and rows.any():
+                    yield _Piece((replicas // shards)[rows], shards[rows], np.array(fixed, dtype=np.int64))
 
 
 def _models(

@@ -16,11 +16,11 @@ from dataclasses import dataclass, replace
 from flowtrain.allocator.candidates import Scope
 from flowtrain.allocator.hardware import NodePool
 from flowtrain.allocator.options import MemoryModel, Options
-from flowtrain.allocator.search import LARGE, SLACK, tables
+from flowtrain.allocator.search import LARGE, NEIGHBOUR_BOUND, tables
 from flowtrain.allocator.solve import Problem, Solution, solve
 
-NEIGHBOUR_BOUND = 1.15
-"""A neighbour that is slower by more than this factor is not looked for."""
+SLACK = 1e-6
+"""Kept beside a bound, so that rounding decides nothing."""
 NUM_NEIGHBOURS = 3
 WORSE = 3.0
 """By which factor other data, or fewer nodes, may lower the rate before everything is looked at again."""
@@ -151,7 +151,7 @@ def _binding(problem: Problem, found: Solution, levers: tuple[Effect, ...]) -> s
 
 def _neighbours(problem: Problem, memory: MemoryModel, found: Solution, scope: Scope) -> Iterator[Neighbour]:
     """The best few plans that differ in one thing."""
-    table = tables(problem, memory, scope, NEIGHBOUR_BOUND / found.rate)
+    table = found.among or tables(problem, memory, scope, NEIGHBOUR_BOUND / found.rate)
     seen = {_layouts(found)}
     candidates = []
     for what, other, rows in _variants(problem, found, table):

@@ -88,8 +88,11 @@ def options(
     capacity = capacity_bytes(pool.node, job)
     champions = _Champions(pool.devices, capacity, keep)
     if np.isfinite(most_seconds):
-        least = least_device_seconds(load, pool.node, job) / most_seconds
-        scope = replace(scope, least=max(scope.least, int(least * (1.0 - ROUNDING))))
+        least, recomputed = (
+            int(least_device_seconds(load, pool.node, job, full) / most_seconds * (1.0 - ROUNDING))
+            for full in (False, True)
+        )
+        scope = replace(scope, least=least, least_recomputed=recomputed)
     kept: list[Options] = []
     for block in candidate_blocks(load, pool, job.step_samples, job.sizes(load), scope):
         num = len(block)

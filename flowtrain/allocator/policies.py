@@ -36,7 +36,8 @@ def flow_matching(problem: Problem, memory: MemoryModel, scope: Scope) -> Soluti
 
 
 def stage_balanced(problem: Problem, memory: MemoryModel, scope: Scope) -> Solution | None:
-    return search(replace(problem, synchronous=True), memory, scope)
+    found = search(replace(problem, synchronous=True), memory, scope)
+    return None if found is None else replace(found, among=None)  # what waits for the step is another problem
 
 
 def uniform(problem: Problem, memory: MemoryModel, scope: Scope) -> Solution | None:

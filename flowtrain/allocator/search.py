@@ -1,7 +1,8 @@
 """From modules and a cluster to the best plan: enumerate, bound, solve (pure).
 
 On a large cluster a coarse look (some numbers of replicas only) finds a plan that can be had; no module of a better one
-is slower than that plan, so everything slower is dropped as it is enumerated. The result is that of the whole space.
+is slower than that plan, so what is slower by `NEIGHBOUR_BOUND` is dropped as it is enumerated. The result is that of
+the whole space, and what is kept holds the plan's neighbours too.
 """
 
 from __future__ import annotations
@@ -15,19 +16,20 @@ from flowtrain.allocator.throughput import crossings
 
 LARGE = 48
 """Devices of a pool from which on a coarse look pays."""
-SLACK = 1e-6
-"""Kept beside the bound, so that rounding decides nothing."""
+NEIGHBOUR_BOUND = 1.15
+"""A neighbour of the best plan that is slower by more than this factor is not looked for."""
 
 
 def search(problem: Problem, memory: MemoryModel, scope: Scope | None = None) -> Solution | None:
-    """The best plan of this scope (default: everything); None where nothing fits."""
+    """The best plan of this scope (default: everything), with what it was found among; None where nothing fits."""
     scope = scope or Scope()
     bound = float("inf")
     if max(pool.devices for pool in problem.cluster) > LARGE:
         first = solve(problem, tables(problem, memory, replace(scope, coarse=True)))
-        bound = bound if first is None else (1.0 + SLACK) / first.rate
-    found = solve(problem, tables(problem, memory, scope, bound))
-    return None if found is None else settle(problem, memory, found, scope)
+        bound = bound if first is None else NEIGHBOUR_BOUND / first.rate
+    among = tables(problem, memory, scope, bound)
+    found = solve(problem, among)
+    return None if found is None else replace(settle(problem, memory, found, scope), among=among)
 
 
 def tables(

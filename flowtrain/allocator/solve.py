@@ -20,7 +20,7 @@ Lexicographic order: rate, devices, crossings. A partition or choice that cannot
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -60,7 +60,8 @@ class Choice:
 @dataclass(frozen=True, slots=True)
 class Solution:
     """`rate` in samples/s; `group_seconds` a sample of each group, headroom not included; `allowed_seconds` what it may
-    take with the others as they are, the rate being the same."""
+    take with the others as they are, the rate being the same; `among` the options it was found in, by module and pool,
+    where whoever found it keeps them."""
 
     rate: float
     devices: int
@@ -71,6 +72,7 @@ class Solution:
     allowed_seconds: tuple[float, ...]
     fill_seconds: float
     choices: tuple[Choice, ...]
+    among: Table | None = field(default=None, compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,11 +143,13 @@ def _own_images(load: ModuleLoad, c: CandidateTable, samples: Floats) -> Floats:
     return above
 
 
-def least_device_seconds(load: ModuleLoad, node: NodeType, job: Job) -> float:
-    """Devices times seconds a sample that no candidate goes below: arithmetic alone, at the best efficiency."""
-    products = load.linear_passes * (load.linear_flops + load.outer_flops) / node.efficiency.gemm
-    attention = load.attention_passes * load.attention_flops / node.efficiency.attention
-    return (products + attention) / node.peak(job.dtype)
+def least_device_seconds(load: ModuleLoad, node: NodeType, job: Job, full_recompute: bool = False) -> float:
+    """Devices times seconds a sample that no candidate, or none with full recompute, goes below: arithmetic alone, at
+    the best efficiency."""
+    again = int(full_recompute and load.needs_backward)
+    linear = (load.linear_passes + again) * load.linear_flops + load.linear_passes * load.outer_flops
+    attention = (load.attention_passes + again) * load.attention_flops
+    return (linear / node.efficiency.gemm + attention / node.efficiency.attention) / node.peak(job.dtype)
 
 
 def _compute(
