@@ -4,11 +4,11 @@
     odd rows,  packs of JUDGED_SIZES ─▶ training runs composed by that file ─▶ times  ⇔  what the file predicts
 
 Runs are ordinary ones of the emoji job in one process with one thread; an executor between the controller and its
-stages writes down the answers. A judged run is repeated by its log, and the time of a pack is the middle one of
-`REPEATS`: bursts of other work on the machine are no property of a pack; `noise` tells how far single times lie from
-it. `error` is mean |predicted − measured| / measured over the judged packs, `refitted` the same of a line fitted to the
-judged packs themselves. The packs of a step are as for `PACKS` ranks, which would run them at the same time: largest
-over mean time, predicted and measured.
+stages writes down the answers. A cycle fits and is judged within a quarter of a minute, with rows of its own, because
+the speed of a shared machine drifts; the cycle of median error counts. `error` is mean |predicted − measured| / measured
+over the judged packs, `drift` how much slower than predicted all of them were together, `without_drift` the error once
+one factor a run has taken the drift away, and `refitted` that of a line fitted to the judged packs themselves. The packs of a step are as for `PACKS` ranks, which would run them at the same
+time: largest over mean time, predicted and measured.
 
 The machine must have nothing else to do.
 """
@@ -43,9 +43,9 @@ EXAMPLE = Path(__file__).resolve().parent.parent / "examples/emoji/emoji.yaml"
 FIT_SIZES = (320, 640, 1536)
 JUDGED_SIZES = (448, 1024)
 PACKS = 4
-FIT_STEPS = 12
-JUDGED_STEPS = 8
-REPEATS = 3
+FIT_STEPS = 8
+JUDGED_STEPS = 9
+CYCLES = 5
 
 
 class Recorder:
@@ -157,33 +157,49 @@ def imbalance(values: Sequence[float]) -> float:
     return max(values) * len(values) / sum(values)
 
 
-def judged(repeats: Sequence[Recorder], cost: CostModel, base: CostModel, size: int) -> dict[str, Any]:
-    packs = []
-    for same in zip(*(recorder.packs for recorder in repeats), strict=True):
-        step, samples, _ = same[0]
-        assert all(other[:2] == (step, samples) for other in same), "a log repeats its run"
-        packs.append((step, samples, [seconds for _, _, seconds in same]))
-    packs = packs[PACKS * -(-WARM_UP // PACKS) :]
-    times = [(samples, median(all_seconds)) for _, samples, all_seconds in packs]
+def judged(recorder: Recorder, cost: CostModel, base: CostModel) -> dict[str, Any]:
+    packs = recorder.packs[PACKS * -(-WARM_UP // PACKS) :]
+    times = [(samples, seconds) for _, samples, seconds in packs]
     own = CostFit(base)
     for samples, seconds in [*times[:WARM_UP], *times]:  # the fit leaves out as many at first
         own.trained(0, samples, seconds)
     refitted = own.solve()
     assert refitted is not None, "a judged run has enough packs for a line of its own"
     steps: dict[int, list[tuple[float, float]]] = {}
-    for step, samples, all_seconds in packs:
-        steps.setdefault(step, []).append((cost.real(cost.pack_cost(samples)), median(all_seconds)))
+    for step, samples, seconds in packs:
+        steps.setdefault(step, []).append((cost.real(cost.pack_cost(samples)), seconds))
     whole = [step for step in steps.values() if len(step) == PACKS]
+    predicted = sum(cost.real(cost.pack_cost(samples)) for samples, _ in times)
+    slower = sum(seconds for _, seconds in times) / predicted
     return {
-        "max_tokens": size,
         "packs": len(times),
         "mean_ms": 1000 * fmean(seconds for _, seconds in times),
-        "noise": fmean(abs(s / median(all_seconds) - 1) for _, _, all_seconds in packs for s in all_seconds),
         "error": fmean(errors(times, cost)),
+        "drift": slower - 1,
+        "without_drift": fmean(errors([(samples, seconds / slower) for samples, seconds in times], cost)),
         "refitted": fmean(errors(times, refitted.cost)),
         "imbalance_predicted": fmean(imbalance([predicted for predicted, _ in step]) for step in whole),
         "imbalance_measured": fmean(imbalance([seconds for _, seconds in step]) for step in whole),
     }
+
+
+def cycle(folder: Path, even: Path, odd: Path, base: CostModel, seed: int) -> list[dict[str, Any]]:
+    """A fit and the runs that judge it; one row for each judged size."""
+    folder.mkdir()
+    configs = [config_of(folder / f"judged-{size}", odd, size, JUDGED_STEPS, seed) for size in JUDGED_SIZES]
+    logs = [log_of(config_of(folder / f"log-{size}", odd, size, 1, seed)) for size in JUDGED_SIZES]
+    runs = [run(config_of(folder / f"fit-{size}", even, size, FIT_STEPS, seed)) for size in FIT_SIZES]
+    fitted = fit_to(runs, base).solve()
+    assert fitted is not None, "too few packs to fit"
+    file = folder / "fitted.json"
+    file.write_text(json.dumps(Choice(fitted.cost, "fitted").to_dict()), encoding="utf-8")
+    # From here on the file is all that is known of the fit.
+    choice = Choice.from_dict(json.loads(file.read_text(encoding="utf-8")))
+    rows = []
+    for size, config, log in zip(JUDGED_SIZES, configs, logs, strict=True):
+        rewrite(log, choice)
+        rows.append({"seed": seed, "max_tokens": size, **judged(run(config, replay=log), choice.cost, base)})
+    return rows
 
 
 def measure(seed: int) -> Result:
@@ -193,45 +209,36 @@ def measure(seed: int) -> Result:
         even, odd = split(folder)
         example = load_config(EXAMPLE).config
         base = CostModel.from_shape(read_shape(example.model.path), example.frozen, example.cut)
-        runs = [run(config_of(folder / f"fit-{size}", even, size, FIT_STEPS, seed)) for size in FIT_SIZES]
-        fitted = fit_to(runs, base).solve()
-        assert fitted is not None, "too few packs to fit"
-        file = folder / "fitted.json"
-        file.write_text(json.dumps(Choice(fitted.cost, "fitted").to_dict()), encoding="utf-8")
-        # From here on the file is all that is known of the fit.
-        choice = Choice.from_dict(json.loads(file.read_text(encoding="utf-8")))
-        rows = []
-        for size in JUDGED_SIZES:
-            log = log_with(choice, config_of(folder / f"log-{size}", odd, size, 1, seed))
-            configs = [
-                config_of(folder / f"judged-{size}-{number}", odd, size, JUDGED_STEPS, seed)
-                for number in range(REPEATS)
-            ]
-            rows.append(judged([run(config, replay=log) for config in configs], choice.cost, base, size))
+        cycles = [
+            cycle(folder / f"cycle-{number}", even, odd, base, CYCLES * seed + number) for number in range(CYCLES)
+        ]
     settings = {
         "fit_sizes": FIT_SIZES,
         "fit_steps": FIT_STEPS,
         "judged_sizes": JUDGED_SIZES,
         "judged_steps": JUDGED_STEPS,
-        "repeats": REPEATS,
+        "cycles": CYCLES,
         "packs_a_step": PACKS,
-        "seconds": choice.cost.coefficients(),
-        "fit": {"calls": fitted.packs.num_calls, "error": fitted.packs.error, "r2": fitted.packs.r2},
-        "trusted": fitted.trusted,
     }
-    mean_error = sum(row["error"] * row["packs"] for row in rows) / sum(row["packs"] for row in rows)
-    return Result(settings, rows, [Check("mean error of predicted pack time", mean_error, "<=", 0.10)])
+    of_cycles = [
+        sum(row["error"] * row["packs"] for row in rows) / sum(row["packs"] for row in rows) for rows in cycles
+    ]
+    check = Check("mean error of predicted pack time, median cycle", median(of_cycles), "<=", 0.10)
+    return Result(settings, [row for rows in cycles for row in rows], [check])
 
 
-def log_with(choice: Choice, config: Config) -> Path:
-    """The decision log of a run of one step with another cost model: that of a run composed by `choice`."""
+def log_of(config: Config) -> Path:
+    """The decision log of a run of one step."""
     run(config)
-    path = config.run.dir / "decisions.jsonl"
-    entries = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    return config.run.dir / "decisions.jsonl"
+
+
+def rewrite(log: Path, choice: Choice) -> None:
+    """Make it that of a run composed by `choice`."""
+    entries = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
     kept = [entry for entry in entries if entry["kind"] != "cost"]
     kept.append({"step": 1, "kind": "cost", **choice.to_dict()})
-    path.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
-    return path
+    log.write_text("".join(json.dumps(entry) + "\n" for entry in kept), encoding="utf-8")
 
 
 if __name__ == "__main__":
