@@ -6,9 +6,9 @@
 Runs are ordinary ones of the emoji job in one process with one thread; an executor between the controller and its
 stages writes down the answers. A cycle fits and is judged within half a minute, with rows of its own, because the speed
 of a shared machine drifts; the cycle of median error counts. `error` is mean |predicted − measured| / measured over the
-judged packs, `drift` how much slower than predicted all of them were together, `without_drift` the error once one factor
-a run has taken the drift away, and `refitted` that of a line fitted to the judged packs themselves. The packs of a step
-are as for `PACKS` ranks, which would run them at the same time: largest over mean time, predicted and measured.
+judged packs, `drift` how much slower than predicted all of them were together, `without_drift` the error once a factor
+for each run has taken the drift away, and `refitted` that of a line fitted to the judged packs themselves. The packs of
+a step are as for `PACKS` ranks, which would run them at the same time: largest over mean time, predicted and measured.
 
 The machine must have nothing else to do.
 """

@@ -138,7 +138,7 @@ class PoolClient:
 
     def put_all(self, version: int, puts: Sequence[Put]) -> list[Address]:
         """Copy features, cast to the dtype of the pool, into a new block each; returns where their payloads start."""
-        with self._timer, torch.no_grad():
+        with self._timer:
             assert self._space is not None, "this process has no segment to put into"
             assert self._segment is not None
             owner, memory, put_bytes = self._space.owner, self._segment.memory, 0
@@ -216,7 +216,7 @@ class PoolClient:
                     assert grad.dtype == target.dtype, (
                         f"gradient of position {ref.position} is {grad.dtype}, expected {target.dtype}"
                     )
-                copies.add(targets, of_sample, "gradients", ref.position)
+                copies.add(targets, of_sample, ref.position)
                 written.append((ref, held))
             copies.make()
             for ref, held in written:

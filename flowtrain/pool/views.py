@@ -105,16 +105,16 @@ class SegmentTensors:
         tensors: Sequence[torch.Tensor],
         position: int,
     ) -> None:
-        """Copy these tensors into the block at `start`, cast to its dtypes; gradients are to be off."""
+        """Copy these tensors into the block at `start`, cast to its dtypes; none of it is part of a graph."""
+        values = [tensor.detach() if tensor.requires_grad else tensor for tensor in tensors]
+        for value, spec in zip(values, specs, strict=True):
+            _check_shape(value, spec.shape, "features", position)
         stack = stack_of(specs, payload_bytes) if len(specs) > 1 else None
-        if stack is None:
-            copies = Copies()
-            copies.add(self.of(start, specs, payload_bytes), tensors, "features", position)
-            copies.make()
+        if stack is not None:
+            torch.stack(values, out=self._piece(start, stack))
             return
-        for tensor, spec in zip(tensors, specs, strict=True):
-            _check_shape(tensor, spec.shape, "features", position)
-        torch.stack([*tensors], out=self._piece(start, stack))
+        for value, piece in zip(values, pieces_of(specs, payload_bytes), strict=True):
+            self._piece(start, piece).copy_(value)
 
     def _piece(self, start: int, piece: Piece) -> torch.Tensor:
         whole = self._whole.get(piece.dtype)
@@ -136,10 +136,10 @@ class Copies:
         self._targets: list[torch.Tensor] = []
         self._sources: list[torch.Tensor] = []
 
-    def add(self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], what: str, position: int) -> None:
-        """These tensors over those of a block, which have the same shapes; `what` and `position` are for messages."""
+    def add(self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], position: int) -> None:
+        """Gradients over the tensors of a block, which have the same shapes; `position` is for messages."""
         for target, tensor in zip(targets, tensors, strict=True):
-            _check_shape(tensor, target.shape, what, position)
+            _check_shape(tensor, target.shape, "gradients", position)
         self._targets += targets
         self._sources += tensors
 
