@@ -36,7 +36,7 @@ def test_frozen_encoder_runs_ahead_to_the_bound_and_stalls_there(tmp_path: Path)
         launch.until_step(2)
         producer, consumer = launch.stage("producer-0"), launch.stage("consumer-0")
         pages, used = [], []
-        for step in range(3, 23):
+        for step in range(3, 13):
             launch.until_step(step)
             pages.append(segment_pages(producer, consumer))
             used += [one.used_bytes for one in listed() if one.entry.run_dir == str(launch.run_dir)]

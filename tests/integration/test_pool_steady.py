@@ -47,7 +47,7 @@ def test_descriptors_and_memory_are_constant_in_steps_and_images(tmp_path: Path)
 
 def test_two_runs_side_by_side(tmp_path: Path) -> None:
     """Each has its own segment, both are listed, and the end of one changes nothing for the other."""
-    steps = ("train.max_steps=40", "debug.delays.consumer_pack_ms={0: 100}")
+    steps = ("train.max_steps=12", "debug.delays.consumer_pack_ms={0: 100}")
     with Launch("digits", tmp_path / "one", *steps) as one, Launch("digits", tmp_path / "two", *steps) as two:
         pids, consumers = {}, []
         for launch in (one, two):
@@ -63,5 +63,5 @@ def test_two_runs_side_by_side(tmp_path: Path) -> None:
         assert [(Path(entry["run_dir"]).name, entry["life"]) for entry in listed(tmp_path)] == [("two", "alive")]
         consumers[1].resume()
         assert two.end(within=100) == 0, two.err
-        assert [len(launch.metrics()) for launch in (one, two)] == [40, 40]
+        assert [len(launch.metrics()) for launch in (one, two)] == [12, 12]
     assert listed(tmp_path) == []
