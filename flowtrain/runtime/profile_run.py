@@ -197,7 +197,7 @@ def _measure_setting(
         cost = CostModel.from_shape(shape, config.frozen, config.cut)
         executor = shared if shared is not None and not setting.colocated else None
         executor = executor or make_executor(config, plan, None, stop, stack)
-        start_stages(config, plan, executor, run_dir, None)
+        start_stages(config, plan, executor, run_dir, None, stop)
         bench = Bench(inputs, executor, spec, cost, producer_owners(plan)[0], start, stop)
         sizes = [max(1, round(share * spec.max_tokens)) for share in SIZES]
         bench.alone(bench.step_of(2, sizes[-1]), record=False)

@@ -167,7 +167,7 @@ def _train(
     if (choice := costs.to_log(at)) is not None:
         files.decision(at, "cost", **choice.to_dict())
     checkpoint = Checkpoint(inputs.resume, inputs.first_step) if inputs.resume else None
-    reports, sample_text = start_stages(config, plan, executor, inputs.run_dir, checkpoint)
+    reports, sample_text = start_stages(config, plan, executor, inputs.run_dir, checkpoint, stop)
     ledger.started(reports, sample_text)
     trace.align(executor, all_ranks(plan))
     controller = _controller(inputs, spec, costs, schedule, executor, ledger, stop, trace, dump)

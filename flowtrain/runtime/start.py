@@ -9,8 +9,9 @@ start ▶ reserve (segments of the pool, whose pages are made beside all that fo
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from flowtrain.runtime.executor import Executor, StageReport, StageSpec
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.nodes import check_seen, look
 from flowtrain.runtime.owners import owner_ids
+from flowtrain.runtime.signals import StopRequest
 from flowtrain.types import Role
 
 Rank = tuple[Role, int]
@@ -41,22 +43,27 @@ def all_ranks(plan: Plan) -> list[RankPlan]:
     return [*readers, *plan.producers.ranks, *plan.consumers.ranks]
 
 
+Ask = Callable[[dict[Rank, tuple[Any, ...]]], dict[Rank, Any]]
+"""Calls by rank → answers."""
+
+
 def start_stages(
-    config: Config, plan: Plan, executor: Executor, run_dir: Path, checkpoint: Checkpoint | None
+    config: Config, plan: Plan, executor: Executor, run_dir: Path, checkpoint: Checkpoint | None, stop: StopRequest
 ) -> tuple[dict[Rank, StageReport], str | None]:
     """Start, configure, connect and restore every stage; returns what each tells of itself, and a sample as text."""
     timeout = max(config.cluster.start_timeout_seconds, 30.0)
+    ask = partial(_ask, executor, timeout, stop)
     ranks = all_ranks(plan)
     executor.start(ranks)
     owners = owner_ids(plan)
     segment_bytes = {(rank.role, rank.rank): rank.segment_bytes for rank in ranks}
     reserve = {key: ("reserve", owner, segment_bytes[key], config.pool.huge_pages) for key, owner in owners.items()}
-    _ask(executor, reserve, timeout)
-    _check_nodes(config, ranks, executor, run_dir, timeout)
+    ask(reserve)
+    _check_nodes(config, ranks, ask, run_dir)
     config_json = config_to_json(config)
     first: dict[Rank, tuple[Any, ...]] = {(rank.role, rank.rank): ("load_modules",) for rank in ranks}
     first[Role.CONSUMER, 0] = ("prepare", config_json)
-    weights_dir = _ask(executor, first, timeout)[Role.CONSUMER, 0]
+    weights_dir = ask(first)[Role.CONSUMER, 0]
     layouts = {
         Role.PRODUCER: plan.producers.layout,
         Role.CONSUMER: plan.consumers.layout,
@@ -68,7 +75,7 @@ def start_stages(
         for side in meeting
         if len(side.ranks) > 1
     }
-    stores = _ask(executor, open_store, timeout)
+    stores = ask(open_store)
     if plan.placement == "colocated" and stores:  # the processes of one side are those of the other
         stores[Role.CONSUMER, 0] = stores[Role.PRODUCER, 0]
     specs = {
@@ -84,39 +91,44 @@ def start_stages(
         )
         for rank in ranks
     }
-    reports = _ask(executor, {key: ("configure", spec) for key, spec in specs.items()}, timeout)
+    reports = ask({key: ("configure", spec) for key, spec in specs.items()})
     segments = {
         owners[key]: report.segment for key, report in reports.items() if key[0] is Role.PRODUCER and report.segment
     }
-    text = _ask(executor, {(Role.READER, 0): ("sample_text",)}, timeout)[Role.READER, 0]
+    text = ask({(Role.READER, 0): ("sample_text",)})[Role.READER, 0]
     consumers = [key for key in specs if key[0] is Role.CONSUMER]
-    _ask(executor, dict.fromkeys(consumers, ("attach", segments)), timeout)
+    ask(dict.fromkeys(consumers, ("attach", segments)))
     if checkpoint is not None:
         trained = [key for key in specs if key[0] is not Role.READER]
-        _ask(executor, {key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained}, timeout)
+        ask({key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained})
     return reports, text
 
 
-def _check_nodes(config: Config, ranks: list[RankPlan], executor: Executor, run_dir: Path, timeout: float) -> None:
+def _check_nodes(config: Config, ranks: list[RankPlan], ask: Ask, run_dir: Path) -> None:
     """What every node needs is there and the same (exit 4)."""
     first = {rank.node: rank for rank in reversed(ranks) if rank.node}
     paths = [config.model.path / "config.json", config.data.train, config.data.eval, run_dir / "decisions.jsonl"]
     wanted = [str(path) for path in paths if path is not None]
-    answers = _ask(executor, {(rank.role, rank.rank): ("look", wanted) for rank in first.values()}, timeout)
+    answers = ask({(rank.role, rank.rank): ("look", wanted) for rank in first.values()})
     here = look(wanted)
     for number, rank in sorted(first.items()):
         address, seen = answers[rank.role, rank.rank]
         check_seen(number, address, seen, here)
 
 
-def _ask(executor: Executor, calls: dict[Rank, tuple[Any, ...]], timeout: float) -> dict[Rank, Any]:
-    """Make these calls at once and wait for all answers; the first failure's true cause is raised."""
+def _ask(executor: Executor, timeout: float, stop: StopRequest, calls: dict[Rank, tuple[Any, ...]]) -> dict[Rank, Any]:
+    """Make these calls at once and wait for all answers; the first failure's true cause is raised.
+
+    What a signal raises may be lost where it falls into a callback or a destructor, so `stop` is asked too.
+    """
     for (role, rank), (method, *args) in calls.items():
         executor.submit(role, rank, method, *args)
     answers: dict[Rank, Any] = {}
     deadline = time.monotonic() + timeout
     while len(answers) < len(calls):
         answer = executor.next(0.5)
+        if stop.requested:
+            raise stop.error()
         if answer is not None:
             if answer.error is not None:
                 raise true_cause(answer, executor).error

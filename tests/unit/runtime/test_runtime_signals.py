@@ -4,11 +4,14 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from busy import allowed
 
 from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples"
 
 PROGRAM = """
 import sys, time
@@ -117,3 +120,45 @@ def test_held_signals_are_raised_at_the_end(way: str, number: signal.Signals, li
         process.send_signal(number)
         output, _ = process.communicate(timeout=20)
     assert (output.splitlines(), process.returncode) == (lines, code)
+
+
+LOST = """
+import contextlib, os, signal, sys, time
+from pathlib import Path
+from flowtrain.allocator.inventory import local_inventory
+from flowtrain.allocator.make import make_plan
+from flowtrain.config.loading import load_config
+from flowtrain.errors import FlowTrainError
+from flowtrain.runtime.signals import StopRequest
+from flowtrain.runtime.start import start_stages
+from flowtrain.shapes import read_shape
+
+class Silent:
+    def start(self, ranks):
+        with contextlib.suppress(FlowTrainError):  # as where it falls into a destructor
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(5)
+    def submit(self, *order):
+        print("asked", flush=True)
+    def next(self, timeout):
+        time.sleep(timeout)
+
+config = load_config(Path(sys.argv[1])).config
+plan = make_plan(config, read_shape(config.model.path), local_inventory())
+stop = StopRequest(deadline_seconds=30)
+stop.install()
+try:
+    start_stages(config, plan, Silent(), Path("."), None, stop)
+except FlowTrainError as error:
+    print(error, flush=True)
+    sys.exit(error.exit_code)
+"""
+
+
+def test_a_start_ends_though_its_exception_was_lost() -> None:
+    command = [sys.executable, "-c", LOST, str(EXAMPLES / "digits/digits.yaml")]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=30, check=False)
+    assert done.returncode == EXIT_TERMINATED
+    asked, last = done.stdout.splitlines()
+    assert asked == "asked"
+    assert "the launcher is gone" in last
