@@ -11,6 +11,8 @@ from __future__ import annotations
 import os
 import sys
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -50,6 +52,9 @@ def launch(
         Path | None, typer.Option("--plan", metavar="FILE", help="Obey a plan that `flowtrain plan` wrote.")
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan only.")] = False,
+    dashboard: Annotated[
+        bool, typer.Option("--dashboard", help="Serve a page that shows the run while it lives, on loopback.")
+    ] = False,
     json_file: JsonFile = None,
     debug: Debug = False,
 ) -> None:
@@ -62,7 +67,7 @@ def launch(
     if dry_run:
         _show(config, json_file)
         return
-    raise typer.Exit(train(config, resume, json_file=json_file, replay=replay))
+    raise typer.Exit(train(config, resume, json_file=json_file, replay=replay, dashboard=dashboard))
 
 
 def train(
@@ -71,11 +76,13 @@ def train(
     verify: bool = False,
     json_file: Path | None = None,
     replay: Path | None = None,
+    dashboard: bool = False,
 ) -> int:
     """Run one training in processes of its own and print its last line; returns the exit code.
 
     `resume`: a run's folder, one of its checkpoints, or `latest`. `verify`: dump gradients and parameters each step.
     `replay`: a decision log to repeat; it may be the one of the run that this one moves aside.
+    `dashboard`: serve a page about the run while it lives.
     """
     import shutil
 
@@ -111,7 +118,8 @@ def train(
         argv += ["--verify"] if verify else []
         argv += ["--replay", str(run_dir.path / REPLAY_FILE)] if log is not None else []
         patience = config.run.stop_deadline_seconds + PATIENCE_SECONDS
-        ended = supervise(argv, uuid.uuid4().hex, os.environ, patience, pass_fds=[run_dir.lock])
+        with _dashboard(run_dir.path) if dashboard else nullcontext():
+            ended = supervise(argv, uuid.uuid4().hex, os.environ, patience, pass_fds=[run_dir.lock])
         outcome = outcome_of(ended, run_dir.path)
         if json_file is not None and (summary := run_dir.path / "summary.json").is_file():
             with writing(json_file):
@@ -119,6 +127,15 @@ def train(
     finally:
         run_dir.close()
     return told(outcome)
+
+
+@contextmanager
+def _dashboard(run_dir: Path) -> Iterator[None]:
+    from flowtrain.telemetry.dashboard.serve import serving
+
+    with serving([run_dir]) as address:
+        typer.echo(f"dashboard: {address}", err=True)
+        yield
 
 
 def _read_log(path: Path) -> str:

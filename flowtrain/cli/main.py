@@ -25,6 +25,7 @@ SUBCOMMANDS = (
     "flowtrain.cli.verify",
     "flowtrain.cli.profile",
     "flowtrain.cli.report",
+    "flowtrain.cli.dashboard",
     "flowtrain.cli.bench",
     "flowtrain.cli.evaluate",
     "flowtrain.cli.pool",

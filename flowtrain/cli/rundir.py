@@ -22,8 +22,8 @@ from pathlib import Path
 import psutil
 
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.telemetry.running import LOCK_FILE, live_holder
 
-LOCK_FILE = "flowtrain.lock"
 MARKS = ("config.yaml", "metrics.jsonl", "decisions.jsonl", "checkpoints")
 """Any of these shows that a folder was written by a run."""
 
@@ -114,7 +114,7 @@ def _lock(path: Path) -> int:
                     os.pwrite(descriptor, json.dumps({"pid": me.pid, "started": me.create_time()}).encode(), 0)
                     return descriptor
         except BlockingIOError:
-            pid = _live_holder(file)
+            pid = live_holder(file)
             if pid is not None or time.monotonic() > deadline:
                 who = f"process {pid}" if pid is not None else "a process that does not end"
                 os.close(descriptor)
@@ -124,14 +124,3 @@ def _lock(path: Path) -> int:
             # Its launcher was killed and the rest is ending: flock has no time-out of its own.
             time.sleep(0.1)
         os.close(descriptor)
-
-
-def _live_holder(file: Path) -> int | None:
-    """The launcher that wrote the lock file, if it is alive."""
-    try:
-        content = json.loads(file.read_text())
-        process = psutil.Process(content["pid"])
-        alive = abs(process.create_time() - content["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
-        return None
-    return process.pid if alive else None

@@ -144,7 +144,7 @@ def _track(file: Path, offset: int, orders: Orders, cost_seconds: dict[str, floa
                 number, key = counts[method], (track.name, method)
                 counts[method] += 1
                 start, end = start - offset, end - offset
-                pieces = tuple(_flat(ORDER_WORK.get(method, method), start, end, inner))
+                pieces = tuple(flat(ORDER_WORK.get(method, method), start, end, inner))
                 inner = []
                 was_sent, was_taken = _at(sent[key], number), _at(taken[key], number)
                 of_step = slots[key][number] if number < len(slots[key]) else ()
@@ -158,7 +158,7 @@ def _at(times: list[int], number: int) -> int | None:
     return times[number] if number < len(times) else None
 
 
-def _flat(name: str, start: int, end: int, inner: list[Piece]) -> Iterator[Piece]:
+def flat(name: str, start: int, end: int, inner: list[Piece]) -> Iterator[Piece]:
     """An order's time as pieces behind each other: the innermost span that covers a moment has it."""
     at = start
     for piece in sorted(inner, key=lambda piece: (piece.start, -piece.end)):

@@ -1,0 +1,91 @@
+"""Who may ask: the Host header, the token where the page is not on loopback, and headers on every answer.
+
+| attack | what stops it |
+|---|---|
+| another site's name made to point here (DNS rebinding) | Host must be an address, localhost or this machine's name |
+| anybody on the network | a token of 192 bits, compared in constant time; by `?token=` once, then by a cookie |
+| text of a run that is markup | no inline script or style runs (Content-Security-Policy); the page only sets text |
+| another site that embeds or reads us | no framing, no cross-origin reading |
+"""
+
+from __future__ import annotations
+
+import hmac
+import ipaddress
+import secrets
+import socket
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+COOKIE = "flowtrain-token"
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a server on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def new_token() -> str:
+    """Not to be guessed."""
+    return secrets.token_urlsafe(24)
+
+
+def host_allowed(header: str, host: str) -> bool:
+    """Whether a Host header names this machine rather than somebody's domain. Any port: it may be forwarded by ssh."""
+    name = header.rsplit("]", 1)[0].lstrip("[") if header.startswith("[") else header.rsplit(":", 1)[0]
+    if is_loopback(host):
+        return is_loopback(name.lower())
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return name.lower() in {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+    return True
+
+
+def guard(host: str, token: str | None) -> Callable[..., Awaitable[web.StreamResponse]]:
+    """A middleware for a server on `host`; `token`: None where everybody who reaches it may look."""
+
+    def knows(given: str | None) -> bool:
+        return token is None or (given is not None and hmac.compare_digest(given.encode(), token.encode()))
+
+    @web.middleware
+    async def check(request: web.Request, **named: Answer) -> web.StreamResponse:
+        (answer,) = named.values()  # aiohttp gives it by a name of its own
+        if not host_allowed(request.headers.get("Host", ""), host):
+            return refused(421, "this name is not one of the machine's: use its address, or localhost through ssh -L")
+        by_link = request.query.get("token")
+        if token is not None and by_link is not None and knows(by_link):
+            moved = web.Response(status=303, headers={"Location": request.path, **HEADERS})
+            moved.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
+            return moved
+        if not knows(request.cookies.get(COOKIE)):
+            return refused(403, "the token is missing or wrong: open the whole address that flowtrain printed")
+        try:
+            return await answer(request)
+        except web.HTTPException as error:
+            return refused(error.status, error.reason)
+
+    return check
+
+
+def refused(status: int, reason: str) -> web.Response:
+    """One plain sentence."""
+    return web.Response(status=status, text=f"{reason}\n", headers=HEADERS)

@@ -1,0 +1,71 @@
+"""The dashboard in a thread of its own, beside a launcher that watches its run or a command that only waits."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
+from contextlib import contextmanager
+from pathlib import Path
+
+from aiohttp import web
+
+from flowtrain.errors import PlanError
+from flowtrain.telemetry.dashboard.guard import is_loopback, new_token
+from flowtrain.telemetry.dashboard.server import make_app
+
+START_SECONDS = 30.0
+STOP_SECONDS = 5.0
+LAST_LOOK_SECONDS = 1.0
+"""Between the end of what is shown and the end of the server, so that open pages see how it ended."""
+
+
+@contextmanager
+def serving(run_dirs: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+    """Serve while the block runs; yields the address to open, with its token where `host` is not loopback.
+
+    `port` 0: a free one. PlanError where the address cannot be had, ConfigError for a folder that no run wrote.
+    """
+    token = None if is_loopback(host) else new_token()
+    app = make_app(run_dirs, host, token)
+    started: Future[tuple[int, asyncio.Event, asyncio.AbstractEventLoop]] = Future()
+    thread = threading.Thread(target=_run, args=(app, host, port, started), name="dashboard", daemon=True)
+    thread.start()
+    try:
+        port, stop, loop = started.result(timeout=START_SECONDS)
+    except OSError as error:
+        what = f"the dashboard cannot listen on {host}:{port}: {error.strerror}"
+        raise PlanError(f"{what}; choose another --port, or an address of this machine") from error
+    shown = f"[{host}]" if ":" in host else host
+    try:
+        yield f"http://{shown}:{port}/" + (f"?token={token}" if token is not None else "")
+    finally:
+        loop.call_soon_threadsafe(stop.set)
+        thread.join(timeout=STOP_SECONDS + LAST_LOOK_SECONDS)
+
+
+def _run(
+    app: web.Application,
+    host: str,
+    port: int,
+    started: Future[tuple[int, asyncio.Event, asyncio.AbstractEventLoop]],
+) -> None:
+    async def serve() -> None:
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, host, port).start()
+            stop = asyncio.Event()
+            started.set_result((runner.addresses[0][1], stop, asyncio.get_running_loop()))
+            await stop.wait()
+            await asyncio.sleep(LAST_LOOK_SECONDS)
+        finally:
+            await runner.cleanup()
+
+    try:
+        asyncio.run(serve())
+    except BaseException as error:  # told by the thread that asked
+        if started.done():
+            raise
+        started.set_exception(error)

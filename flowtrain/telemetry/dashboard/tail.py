@@ -1,0 +1,79 @@
+"""New lines of a file that somebody else appends to, cuts or replaces."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+CHUNK_BYTES = 1 << 20
+"""Read at a time, so that whoever asks meanwhile need not wait long."""
+
+MOST_LINE_BYTES = 64 << 20
+
+MARK_BYTES = 128
+
+
+class Tail:
+    """Complete lines of one file inside `root`, from its beginning; a file that leads out of `root` counts as absent.
+
+    A resumed run replaces metrics.jsonl by a shorter one, a new run by another: either is seen by the file's identity,
+    its size, or by what stands before the place where reading goes on.
+
+    Attributes:
+        offset, size: bytes given so far; bytes of the file at the last `read`.
+        at_end: whether all that was complete at the last `read` has been given.
+    """
+
+    def __init__(self, path: Path, root: Path) -> None:
+        self.path, self._root = path, root
+        self._identity: tuple[int, int] | None = None
+        self._chunk = CHUNK_BYTES
+        self._mark = b""
+        self.offset = 0
+        self.size = 0
+        self.at_end = True
+
+    def read(self) -> tuple[bool, list[bytes]]:
+        """Whether the file began anew, and the complete lines that are new since, some `CHUNK_BYTES` at most."""
+        try:
+            if not self.path.resolve().is_relative_to(self._root):
+                return self._forget(), []
+            with self.path.open("rb") as file:
+                status = os.fstat(file.fileno())
+                self.size = status.st_size
+                anew = False
+                if self._identity not in (None, (status.st_dev, status.st_ino)) or self.size < self.offset:
+                    anew = self._forget()
+                self._identity = status.st_dev, status.st_ino
+                if self.size == self.offset:
+                    self.at_end = True
+                    return anew, []
+                file.seek(self.offset - len(self._mark))
+                if file.read(len(self._mark)) != self._mark:
+                    anew = self._forget()
+                    file.seek(0)
+                content = file.read(self._chunk)
+        except OSError:
+            return self._forget(), []
+        return anew, self._lines(content)
+
+    def _lines(self, content: bytes) -> list[bytes]:
+        full = len(content) == self._chunk
+        end = content.rfind(b"\n") + 1
+        self.at_end = not full
+        if full and not end and self._chunk < MOST_LINE_BYTES:
+            self._chunk *= 2
+            return []
+        if full and not end:  # no record is as long: go over it rather than hold it
+            self.offset, self._mark = self.offset + len(content), b""
+            return []
+        self._chunk = CHUNK_BYTES
+        self.offset += end
+        self._mark = content[max(0, end - MARK_BYTES) : end] or self._mark
+        return content[:end].splitlines()
+
+    def _forget(self) -> bool:
+        """Begin at the beginning; returns whether anything had been read."""
+        had, self._identity = self.offset > 0, None
+        self.offset, self._mark, self.at_end = 0, b"", True
+        return had

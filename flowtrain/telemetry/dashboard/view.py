@@ -1,0 +1,180 @@
+"""One run as the page sees it: what has been read so far, and whether it changed.
+
+poll() ──▶ a bounded lump of what is new ──▶ `version` moves on
+about(), columns(), timeline() ──▶ JSON of what is known now
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+from flowtrain.errors import ConfigError
+from flowtrain.telemetry.dashboard.charts import described, page_charts
+from flowtrain.telemetry.dashboard.history import History
+from flowtrain.telemetry.dashboard.state import SmallFiles, mapping, phase_of, plan_of, total_steps
+from flowtrain.telemetry.dashboard.tail import Tail
+from flowtrain.telemetry.dashboard.tracks import Tracks
+from flowtrain.telemetry.metrics import PEAK_SOURCE, ROWS, ROWS_SKIPPED, STEP_SECONDS
+from flowtrain.telemetry.run_files import DECISIONS_FILE, METRICS_FILE, SUMMARY_FILE, finite
+
+PLACEMENT_FILE = "placement.json"
+HELD_DECISIONS = 100
+PACE_STEPS = 20
+"""Steps whose mean time tells how long the rest takes."""
+
+MARKS = ("config.yaml", METRICS_FILE, DECISIONS_FILE, "checkpoints")
+
+
+class RunView:
+    """One folder of a run; not thread-safe. ConfigError for a folder that no run wrote."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.root = run_dir.resolve()
+        self.name = self.root.name
+        if not any((self.root / mark).exists() for mark in MARKS):
+            raise ConfigError(f"{run_dir} is not the folder of a run: it holds none of {', '.join(MARKS)}")
+        self.history = History()
+        self.tracks = Tracks(self.root)
+        self.version = 0
+        self._records = Tail(self.root / METRICS_FILE, self.root)
+        self._log = Tail(self.root / DECISIONS_FILE, self.root)
+        self._files = SmallFiles(self.root)
+        self._decisions: deque[dict[str, Any]] = deque(maxlen=HELD_DECISIONS)
+        self._composition: dict[str, Any] = {}
+        self._pace: deque[float] = deque(maxlen=PACE_STEPS)
+        self._totals = {ROWS.name: 0, ROWS_SKIPPED.name: 0}
+        self._bad_lines = 0
+        self._state: dict[str, Any] = {}
+
+    def poll(self) -> bool:
+        """Read some of what is new; whether there is more."""
+        changed = self._read_records()
+        changed = self._read_decisions() or changed
+        before = self.tracks.version
+        more = self.tracks.poll() or not self._records.at_end or not self._log.at_end
+        state = self._stand()
+        changed = changed or self.tracks.version != before or state != self._state
+        self._state = state
+        self.version += changed
+        return more
+
+    def _read_records(self) -> bool:
+        anew, lines = self._records.read()
+        if anew:
+            self.history.restart()
+            self._pace.clear()
+            self._totals = dict.fromkeys(self._totals, 0)
+            self._bad_lines = 0
+        for line in lines:
+            try:
+                record = json.loads(line)
+            except ValueError:
+                record = None
+            if not isinstance(record, dict):
+                self._bad_lines += 1
+                continue
+            before = self.history.step
+            self.history.add(record)
+            if self.history.step == before:
+                continue
+            if isinstance(seconds := record.get(STEP_SECONDS.name), float | int):
+                self._pace.append(seconds)
+            for name in self._totals:
+                self._totals[name] += record.get(name) or 0
+        return anew or bool(lines)
+
+    def _read_decisions(self) -> bool:
+        anew, lines = self._log.read()
+        if anew:
+            self._decisions.clear()
+            self._composition = {}
+        for line in lines:
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(entry, dict):
+                if entry.get("kind") == "composition":
+                    self._composition = entry
+                self._decisions.append(entry)
+        return anew or bool(lines)
+
+    def _stand(self) -> dict[str, Any]:
+        step = self.history.step
+        total = total_steps(mapping(self._files.read("config.yaml")), self._composition)
+        state = phase_of(self.root, self._files, step)
+        left = None
+        if state["phase"] == "running" and total is not None and self._pace:
+            left = max(0, total - step) * sum(self._pace) / len(self._pace)
+        size = self._records.size
+        return {**state, "step": step, "total": total, "left": left, "read": self._records.offset / size if size else 1}
+
+    # --- what the page asks for ---------------------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """What is told as it changes: phase, step, and which history there is to fetch."""
+        return {
+            **self._state,
+            "version": self.version,
+            "generation": self.history.generation,
+            "buckets": len(self.history),
+            "names": len(self.history.names),
+            "timeline": self.tracks.version,
+        }
+
+    def about(self) -> dict[str, Any]:
+        """Charts, metrics, plan, rows and decisions."""
+        names, config = self.history.names, mapping(self._files.read("config.yaml"))
+        summary = mapping(self._files.read(SUMMARY_FILE))
+        skipped = mapping(mapping(summary.get("rows")).get("skipped"))
+        peak = self.history.latest.get(PEAK_SOURCE.name)
+        return {
+            "name": self.name,
+            "path": str(self.root),
+            "state": self.state(),
+            "charts": page_charts(names),
+            "metrics": [described(name) for name in names],
+            "facts": {
+                "mode": config.get("mode"),
+                "model": str(mapping(config.get("model")).get("path") or ""),
+                "peak": peak,
+                "written": time.strftime("%Y-%m-%d %H:%M", time.localtime(self._files.changed_at(METRICS_FILE))),
+            },
+            "traced": mapping(config.get("run")).get("trace") is True,
+            "plan": plan_of(mapping(self._files.read("plan.yaml")), self._files.read(PLACEMENT_FILE)),
+            "rows": {
+                "trained": self._totals[ROWS.name],
+                "skipped": self._totals[ROWS_SKIPPED.name],
+                "reasons": [
+                    {
+                        "reason": str(reason),
+                        "count": mapping(found).get("count"),
+                        "ids": [str(row) for row in mapping(found).get("ids") or ()][:20],
+                    }
+                    for reason, found in skipped.items()
+                ],
+                "ended": bool(summary),
+            },
+            "bad_lines": self._bad_lines,
+            "decisions": [_told(entry) for entry in reversed(self._decisions)],
+        }
+
+    def columns(self, names: list[str], start: int, generation: int) -> dict[str, Any]:
+        """History of these metrics; from the beginning where the page's is of another generation."""
+        start = start if generation == self.history.generation else 0
+        latest = {name: self.history.latest.get(name) for name in names}
+        return {**self.history.columns(names, start), "latest": finite(latest), "step": self.history.step}
+
+    def timeline(self, num_steps: int) -> dict[str, Any]:
+        """The newest steps of a traced run; `window` is None when there is none yet."""
+        return {"version": self.tracks.version, "window": self.tracks.newest(num_steps)}
+
+
+def _told(entry: dict[str, Any]) -> dict[str, Any]:
+    fields = {name: value for name, value in entry.items() if name not in ("step", "kind")}
+    text = json.dumps(finite(fields), separators=(", ", ": "))
+    return {"step": entry.get("step"), "kind": str(entry.get("kind")), "text": text[:400] + "…" * (len(text) > 400)}
