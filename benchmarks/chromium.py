@@ -1,9 +1,9 @@
 """Debian's Chromium without a screen, driven over its debugging pipe: what a page shows, asks for and complains about.
 
-    with Chromium(width=1440, height=900) as page:
-        page.open("http://127.0.0.1:8080/")
-        page.until("document.querySelectorAll('canvas').length > 3", "the charts")
-        page.screenshot(Path("page.png"))
+with Chromium(width=1440, height=900) as page:
+    page.open("http://127.0.0.1:8080/")
+    page.until("document.querySelectorAll('canvas').length > 3", "the charts")
+    page.screenshot(Path("page.png"))
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import signal
 import subprocess
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -83,10 +84,8 @@ class Chromium:
         return self
 
     def __exit__(self, *raised: object) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it ended by itself
         self._process.wait(timeout=10)
         os.close(self._write)
         os.close(self._read)

@@ -65,6 +65,7 @@ class Launch:
         resume: str | None = None,
         replay: Path | None = None,
         plan: Path | None = None,
+        dashboard: bool = False,
     ) -> None:
         self.run_dir = run_dir
         self._shared_before = shared_files()
@@ -75,6 +76,7 @@ class Launch:
             command += ["--set", override]
         for option, value in (("--resume", resume), ("--replay", replay), ("--plan", plan)):
             command += [option, str(value)] if value is not None else []
+        command += ["--dashboard"] if dashboard else []
         with self._out.open("w") as out, self._err.open("w") as err:
             self.launcher = subprocess.Popen(command, stdout=out, stderr=err, start_new_session=True)
         self._seen: dict[int, psutil.Process] = {}

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hmac
 import ipaddress
+import re
 import secrets
 import socket
 from collections.abc import Awaitable, Callable
@@ -19,6 +20,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 COOKIE = "flowtrain-token"
+HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[\w.-]+))(:\d+)?")
 HEADERS = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -50,7 +52,10 @@ def new_token() -> str:
 
 def host_allowed(header: str, host: str) -> bool:
     """Whether a Host header names this machine rather than somebody's domain. Any port: it may be forwarded by ssh."""
-    name = header.rsplit("]", 1)[0].lstrip("[") if header.startswith("[") else header.rsplit(":", 1)[0]
+    found = HOST.fullmatch(header)
+    if found is None:
+        return False
+    name = found["address"] or found["name"]
     if is_loopback(host):
         return is_loopback(name.lower())
     try:

@@ -59,7 +59,8 @@ def _run(
             stop = asyncio.Event()
             started.set_result((runner.addresses[0][1], stop, asyncio.get_running_loop()))
             await stop.wait()
-            await asyncio.sleep(LAST_LOOK_SECONDS)
+            if runner.server is not None and runner.server.connections:
+                await asyncio.sleep(LAST_LOOK_SECONDS)
         finally:
             await runner.cleanup()
 

@@ -136,7 +136,7 @@ export class Card {
         this.follow();
       } else {
         this.plot.setData(data, zoom === null);
-        if (zoom) this.follow(); else this.plot.redraw();
+        if (zoom) this.follow();
       }
     }
     this.tell();
@@ -207,9 +207,9 @@ export class Card {
     const to = { ArrowLeft: from - 1, ArrowRight: from + 1, Home: 0, End: last, Escape: null }[event.key];
     if (to === undefined) return;
     event.preventDefault();
-    if (to === null) { this.plot.setCursor({ left: -10, top: -10 }); return; }
+    if (to === null) { this.plot.setCursor({ left: -10, top: -10 }, true, true); return; }
     const index = Math.max(0, Math.min(last, to));
-    this.plot.setCursor({ left: this.plot.valToPos(steps[index], "x"), top: 20 });
+    this.plot.setCursor({ left: this.plot.valToPos(steps[index], "x"), top: 20 }, true, true);
     this.spoken.textContent = `step ${steps[index]}: ${this.lines.map((line, n) => `${line.shown} ${this.values[n].textContent}`).join(", ")}`;
   }
 

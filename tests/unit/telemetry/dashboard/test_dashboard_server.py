@@ -1,0 +1,176 @@
+"""The server as a browser, an attacker and a dead client meet it."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+
+from flowtrain.errors import ConfigError, PlanError
+from flowtrain.telemetry.dashboard.guard import HEADERS, host_allowed
+from flowtrain.telemetry.dashboard.serve import serving
+
+HOSTILE = "</script><script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("served")
+    (folder.parent / "secret.txt").write_text("secret")
+    (folder / "metrics.jsonl").write_text('{"step": 1, "loss_metrics/global_avg_loss": 2.5}\n')
+    (folder / "link.js").symlink_to(folder.parent / "secret.txt")
+    reasons = {HOSTILE: {"count": 1, "ids": [HOSTILE]}}
+    (folder / "summary.json").write_text(json.dumps({"exit": 0, "rows": {"skipped": reasons}}))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def port(run_dir: Path) -> Iterator[int]:
+    with serving([run_dir]) as address:
+        assert urlsplit(address).hostname == "127.0.0.1"
+        yield urlsplit(address).port or 0
+
+
+def ask(port: int, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    try:
+        connection.request("GET", path, headers=headers)
+        answer = connection.getresponse()
+        return answer.status, answer.read().decode(), dict(answer.getheaders())
+    finally:
+        connection.close()
+
+
+def test_page_assets_and_data_are_served_with_the_headers_that_guard_them(port: int) -> None:
+    for path in ("/", "/assets/app.js", "/assets/uPlot.iife.min.js", "/api/runs", "/api/runs/0/columns?names=x"):
+        status, body, headers = ask(port, path)
+        assert status == 200, path
+        assert body
+        assert HEADERS.items() <= headers.items()
+    status, body, _ = ask(port, "/")
+    assert "<script>" not in body
+    assert "http://" not in body
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/../secret.txt",
+        "/assets/../../secret.txt",
+        "/assets/..%2f..%2fsecret.txt",
+        "/assets/%2e%2e/%2e%2e/secret.txt",
+        "/assets/..%5csecret.txt",
+        "/assets/link.js",
+        "/assets/charts.py",
+        "/metrics.jsonl",
+        "/assets//etc/hostname",
+        "/api/runs/1/columns",
+        "/api/runs/-1/columns",
+        "/api/runs/0/metrics.jsonl",
+        "/api/runs/99999999999999999999/timeline",
+    ],
+)
+def test_nothing_else_is_served(port: int, path: str) -> None:
+    status, body, headers = ask(port, path)
+    assert status == 404
+    assert "secret" not in body
+    assert headers["X-Content-Type-Options"] == "nosniff"
+
+
+def test_queries_that_are_not_numbers_are_refused(port: int) -> None:
+    for query in ("start=-1", "start=x", "generation=1e9", "start=" + "9" * 40, "start=%C2%B2"):
+        assert ask(port, f"/api/runs/0/columns?names=a&{query}")[0] == 400
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "", "[::1].evil.example"]
+)
+def test_a_name_that_is_not_this_machine_is_refused(port: int, host: str) -> None:
+    assert ask(port, "/api/runs", Host=host)[0] == 421
+
+
+@pytest.mark.parametrize("host", ["localhost:9999", "127.0.0.1:1", "[::1]:8080", "LOCALHOST"])
+def test_a_forwarded_port_is_well(port: int, host: str) -> None:
+    assert ask(port, "/api/runs", Host=host)[0] == 200
+
+
+def test_beyond_loopback_addresses_are_well_and_domains_are_not() -> None:
+    assert host_allowed("10.1.2.3:8080", "0.0.0.0")
+    assert host_allowed(f"{socket.gethostname()}:8080", "0.0.0.0")
+    assert not host_allowed("evil.example:8080", "0.0.0.0")
+    assert not host_allowed("10.1.2.3:8080", "127.0.0.1")
+
+
+def test_text_of_a_run_travels_as_json_only(port: int) -> None:
+    until_read(port)
+    _, body, headers = ask(port, "/api/runs")
+    assert headers["Content-Type"].startswith("application/json")
+    assert json.loads(body)[0]["rows"]["reasons"][0]["reason"] == HOSTILE
+
+
+def until_read(port: int) -> None:
+    deadline = time.monotonic() + 10
+    while json.loads(ask(port, "/api/runs")[1])[0]["state"]["step"] < 1:
+        assert time.monotonic() < deadline, "the reader read nothing in 10 s"
+
+
+def test_beyond_loopback_a_token_is_asked_for(run_dir: Path) -> None:
+    with serving([run_dir], host="0.0.0.0") as address:
+        parts = urlsplit(address)
+        port = parts.port or 0
+        token = parts.query.removeprefix("token=")
+        assert len(token) >= 32
+        for path in ("/", "/api/runs", "/assets/app.js", "/api/events", "/?token=wrong", "/?token=%F0%9F"):
+            assert ask(port, path)[0] == 403
+        status, _, headers = ask(port, f"/?token={token}")
+        assert (status, headers["Location"]) == (303, "/")
+        cookie = headers["Set-Cookie"]
+        assert "HttpOnly" in cookie
+        assert "SameSite=Strict" in cookie
+        assert ask(port, "/api/runs", Cookie=cookie.split(";")[0])[0] == 200
+        assert ask(port, "/api/runs", Cookie="flowtrain-token=wrong")[0] == 403
+
+
+def stream(port: int) -> socket.socket:
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
+    client.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    return client
+
+
+def test_changes_are_told_and_a_client_that_never_reads_holds_nobody_up(tmp_path: Path) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.write_text('{"step": 1}\n')
+    with serving([tmp_path]) as address:
+        port = urlsplit(address).port or 0
+        dead = [stream(port) for _ in range(20)]
+        client = stream(port)
+        lines = client.makefile("rb")
+
+        def until_step(step: int) -> None:
+            while True:
+                line = lines.readline()
+                assert line, "the stream ended"
+                if line.startswith(b"data: ") and json.loads(line[6:])[0]["step"] == step:
+                    return
+
+        until_step(1)
+        began = time.monotonic()
+        with metrics.open("a") as file:
+            file.write('{"step": 2}\n')
+        until_step(2)
+        assert time.monotonic() - began < 2
+        for one in (*dead, client):
+            one.close()
+
+
+def test_an_address_that_is_taken_and_a_folder_that_is_none_are_told(run_dir: Path, tmp_path: Path, port: int) -> None:
+    with pytest.raises(PlanError, match=r"cannot listen on .*another --port"), serving([run_dir], port=port):
+        pass
+    with pytest.raises(ConfigError, match="not the folder of a run"), serving([tmp_path]):
+        pass

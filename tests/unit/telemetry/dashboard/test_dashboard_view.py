@@ -1,0 +1,196 @@
+"""A run's folder as the page sees it: phases, charts, plan, rows, timeline, and what is hostile in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from flowtrain.errors import ConfigError
+from flowtrain.telemetry.dashboard.charts import CHARTS, page_charts
+from flowtrain.telemetry.dashboard.view import RunView
+from flowtrain.telemetry.metrics import METRICS
+
+Make = Callable[..., Path]
+
+
+def record(step: int, **more: Any) -> str:
+    content = {"step": step, "rows": 8, "rows/skipped": 1, "loss_metrics/global_avg_loss": 1 / step}
+    return json.dumps({**content, "time_metrics/end_to_end(s)": 2.0, **more}) + "\n"
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "metrics.jsonl").write_text(record(1) + record(2))
+    (tmp_path / "config.yaml").write_text("train: {max_steps: 10}\nrun: {trace: false}\nmode: flow\n")
+    return tmp_path
+
+
+def alive(run_dir: Path) -> None:
+    me = psutil.Process()
+    (run_dir / "flowtrain.lock").write_text(json.dumps({"pid": me.pid, "started": me.create_time()}))
+
+
+def viewed(run_dir: Path) -> RunView:
+    view = RunView(run_dir)
+    while view.poll():
+        pass
+    return view
+
+
+def test_a_folder_that_no_run_wrote_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="not the folder of a run"):
+        RunView(tmp_path)
+
+
+def test_a_live_run_tells_step_total_and_time_left(run_dir: Path) -> None:
+    alive(run_dir)
+    state = viewed(run_dir).state()
+    assert (state["phase"], state["step"], state["total"], state["left"]) == ("running", 2, 10, 16.0)
+
+
+def test_epochs_are_known_once_composition_has_told_the_rows(run_dir: Path) -> None:
+    (run_dir / "config.yaml").write_text("train: {max_steps: null, epochs: 2}\n")
+    view = viewed(run_dir)
+    assert view.state()["total"] is None
+    (run_dir / "decisions.jsonl").write_text(
+        json.dumps({"step": 1, "kind": "composition", "num_rows": 100, "step_samples": 8}) + "\n"
+    )
+    view.poll()
+    assert view.state()["total"] == 25
+
+
+@pytest.mark.parametrize(
+    ("files", "phase", "line"),
+    [
+        ({}, "lost", "killed"),
+        ({"summary.json": {"exit": 0}}, "done", None),
+        (
+            {"summary.json": {"exit": 130}, "error.json": {"exit_code": 130, "line": "stopped by SIGINT"}},
+            "stopped",
+            "SIG",
+        ),
+        ({"error.json": {"exit_code": 3, "line": "row-7 has no image"}}, "failed", "row-7"),
+        ({"error.json": [1], "summary.json": "no"}, "lost", "killed"),
+    ],
+)
+def test_how_a_run_ended(run_dir: Path, files: dict[str, Any], phase: str, line: str | None) -> None:
+    for name, content in files.items():
+        (run_dir / name).write_text(json.dumps(content))
+    state = viewed(run_dir).state()
+    assert state["phase"] == phase
+    assert line in state["line"] if line else state["line"] is None
+
+
+def test_every_change_is_seen_and_silence_is_none(run_dir: Path) -> None:
+    view = viewed(run_dir)
+    version = view.version
+    view.poll()
+    assert view.version == version
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write(record(3) + '{"step": 4, "half')
+    view.poll()
+    assert view.version != version
+    assert view.history.step == 3
+    found = view.columns(["loss_metrics/global_avg_loss"], 2, view.history.generation)
+    assert found["series"] == {"loss_metrics/global_avg_loss": [[1 / 3]]}
+    assert found["latest"] == {"loss_metrics/global_avg_loss": 1 / 3}
+
+
+def test_a_resumed_run_that_drops_steps_is_shown_as_it_is_now(run_dir: Path) -> None:
+    view = viewed(run_dir)
+    aside = run_dir / "metrics.jsonl.tmp"
+    aside.write_text(record(1))
+    aside.replace(run_dir / "metrics.jsonl")
+    view.poll()
+    assert view.history.step == 1
+    assert view.about()["rows"]["trained"] == 8
+
+
+def test_every_metric_is_in_the_page_and_every_chart_names_declared_ones() -> None:
+    declared = {metric.name for metric in METRICS}
+    assert {line.metric.name for chart in CHARTS for line in chart.lines} <= declared
+    names = ["grad_norm", "grad_norm/encoder", "grad_norm/backbone", "device/utilization(%)/0"]
+    charts = {chart["key"]: chart for chart in page_charts(names)}
+    assert [one["label"] for one in charts["grad_norm"]["series"]] == ["all modules", "encoder", "backbone"]
+    assert [one["key"] for one in charts["grad_norm"]["series"]] == ["all", "encoder", "backbone"]
+    assert charts["device"]["series"][0]["name"] == "device/utilization(%)/0"
+    assert all(chart["empty"] for chart in charts.values())
+
+
+def test_a_metric_of_another_version_is_reachable(run_dir: Path) -> None:
+    (run_dir / "metrics.jsonl").write_text(record(1, **{"new/thing": 5}))
+    metrics = {one["name"]: one for one in viewed(run_dir).about()["metrics"]}
+    assert metrics["new/thing"]["meaning"]
+    assert metrics["time_metrics/end_to_end(s)"]["unit"] == "s"
+
+
+def test_plan_says_who_runs_where(run_dir: Path) -> None:
+    rank = "{device: cpu, threads: 1, segment_bytes: 0, node: %d}"
+    producers = ", ".join(rank % node for node in (0, 0, 1))
+    (run_dir / "plan.yaml").write_text(
+        f"placement: disaggregated\nproducers: {{layout: r3, ranks: [{producers}]}}\n"
+        f"consumers: {{layout: f1, ranks: [{rank % 1}]}}\n"
+    )
+    plan = viewed(run_dir).about()["plan"]
+    assert plan["nodes"] == [{"node": "0", "who": ["producer 0-1"]}, {"node": "1", "who": ["producer 2", "consumer 0"]}]
+    (run_dir / "placement.json").write_text(
+        json.dumps([{"node": 3, "address": "10.0.0.3", "role": "producer", "ranks": "0-2"}])
+    )
+    assert viewed(run_dir).about()["plan"]["nodes"] == [{"node": "3 (10.0.0.3)", "who": ["producer 0-2"]}]
+
+
+def test_files_that_are_not_what_they_should_be_do_no_harm(run_dir: Path) -> None:
+    (run_dir / "plan.yaml").write_text("- [")
+    (run_dir / "config.yaml").write_text("just text")
+    (run_dir / "metrics.jsonl").write_text("[]\nnull\n{\n" + record(1))
+    (run_dir / "decisions.jsonl").write_text("7\n" + json.dumps({"step": 1, "kind": "x", "long": "y" * 5000}) + "\n")
+    about = viewed(run_dir).about()
+    assert about["bad_lines"] == 3
+    assert len(about["decisions"]) == 1
+    assert len(about["decisions"][0]["text"]) < 500
+    outside = run_dir / "summary.json"
+    outside.symlink_to("/etc/hostname")
+    assert viewed(run_dir).about()["rows"]["reasons"] == []
+
+
+def write_trace(run_dir: Path, name: str, *events: tuple[Any, ...]) -> None:
+    folder = run_dir / "traces"
+    folder.mkdir(exist_ok=True)
+    with (folder / f"{name}.jsonl").open("a") as file:
+        file.write("".join(json.dumps(event) + "\n" for event in events))
+
+
+def test_the_timeline_is_of_the_newest_steps_on_one_clock(run_dir: Path) -> None:
+    us = 1000
+    write_trace(run_dir, "controller", ("o", "consumer-0", 500 * us), ("m", 1, 1000 * us), ("m", 2, 2000 * us))
+    write_trace(run_dir, "consumer-0", ("s", "forward", 1600 * us, 1800 * us), ("c", "train", 1500 * us, 2000 * us))
+    view = viewed(run_dir)
+    window = view.timeline(1)["window"]
+    assert (window["steps"], window["length"]) == ([2, 2], 1000)
+    consumer = window["tracks"][1]
+    assert consumer["pieces"] == [("assemble", 0, 100), ("forward", 100, 200), ("assemble", 300, 200)]
+    assert consumer["shares"] == pytest.approx({"assemble": 0.3, "forward": 0.2})
+    before = view.version
+    write_trace(run_dir, "controller", ("m", 3, 2500 * us))
+    view.poll()
+    assert view.version != before
+    assert view.timeline(1)["window"]["steps"] == [3, 3]
+    assert view.timeline(9)["window"]["steps"] == [2, 3]
+
+
+def test_without_a_trace_there_is_no_window(run_dir: Path) -> None:
+    view = viewed(run_dir)
+    assert view.timeline(3) == {"version": 0, "window": None}
+    assert view.about()["traced"] is False
+
+
+def test_reading_needs_no_right_to_write(run_dir: Path) -> None:
+    before = {entry.name: os.stat(entry).st_mtime_ns for entry in run_dir.iterdir()}
+    viewed(run_dir).about()
+    assert {entry.name: os.stat(entry).st_mtime_ns for entry in run_dir.iterdir()} == before
