@@ -71,7 +71,8 @@ def verify(
 
 def _clear(folder: Path) -> None:
     """Empty the folder of an earlier check that came to its end; anything else is left to the launcher."""
-    from flowtrain.cli.rundir import LOCK_FILE, open_run_dir, writing
+    from flowtrain.cli.rundir import open_run_dir, writing
+    from flowtrain.telemetry.running import LOCK_FILE
 
     if not (folder / RESULT_FILE).is_file():
         return

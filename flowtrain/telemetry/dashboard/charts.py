@@ -74,6 +74,19 @@ CHARTS = (
         least=0,
     ),
     Chart(
+        "tokens",
+        LEARNING,
+        "Tokens of a step",
+        "tokens",
+        (
+            Line(m.TEXT_TOKENS, "text", "backbone"),
+            Line(m.VISION_TOKENS, "vision", "encoder"),
+            Line(m.TRAINED_TOKENS, "trained", "eval"),
+        ),
+        note="Of the rows trained; there is no padding.",
+        least=0,
+    ),
+    Chart(
         "throughput",
         SPEED,
         "Throughput",
@@ -93,7 +106,7 @@ CHARTS = (
             Line(m.MFU_BACKBONE, "backbone", "backbone"),
             Line(m.MFU_LLM_ONLY, "backbone, LLM only", "backbone", dashed=True),
         ),
-        note="Dashed: the backbone had it never waited for the encoder. The distance is the gap.",
+        note="Dotted: the backbone had it never waited for the encoder. The distance is the gap.",
         empty="The peak of these devices is not known: see mfu/peak_source.",
         least=0,
     ),
@@ -117,7 +130,7 @@ CHARTS = (
     Chart(
         "rates",
         FLOW,
-        "Production and consumption",
+        "Flow rates",
         "tokens/s",
         (Line(m.PRODUCTION_RATE, "production", "encoder"), Line(m.CONSUMPTION_RATE, "consumption", "backbone")),
         note="Vision tokens per busy second; the smaller one is the bottleneck.",

@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from flowtrain.cli.resume import find_checkpoint, set_newer_aside
-from flowtrain.cli.rundir import ENDING_SECONDS, LOCK_FILE, open_run_dir, writing
+from flowtrain.cli.rundir import ENDING_SECONDS, open_run_dir, writing
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.telemetry.running import LOCK_FILE
 
 HOLD = """
 import os, subprocess, sys

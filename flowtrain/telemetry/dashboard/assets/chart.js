@@ -156,7 +156,7 @@ export class Card {
     const series = [{}], bands = [];
     layout.forEach(([line, kind], number) => {
       const shown = !this.hidden.has(line.run + line.name), stroke = this.colour(line);
-      if (kind === "last") series.push({ label: line.shown, stroke, width: 1.75, dash: this.dash(line), show: shown, spanGaps: true, points: { show: (u, s) => u.data[s].reduce((n, value) => n + (value !== null), 0) < 40, size: 5, fill: stroke } });
+      if (kind === "last") series.push({ label: line.shown, stroke, width: 1.5, dash: this.dash(line), show: shown, spanGaps: true, points: { show: (u, s) => u.data[s].reduce((n, value) => n + (value !== null), 0) < 40, size: 5, fill: stroke } });
       else series.push({ label: line.shown, stroke: "transparent", width: 0, show: shown, spanGaps: true, points: { show: false } });
       if (kind === "most") bands.push({ series: [number + 1, number], fill: stroke + "2b" });
     });
@@ -167,7 +167,7 @@ export class Card {
       return [bottom, spec.most !== null && high <= spec.most && high > spec.most * .6 ? spec.most : high + room];
     };
     return {
-      width: this.box.clientWidth, height: HEIGHT, series, bands, legend: { show: false }, padding: [8, 8, 0, 0],
+      width: this.box.clientWidth, height: HEIGHT, series, bands, legend: { show: false }, padding: [8, 16, 0, 0],
       scales: { x: { time: false }, y: log ? { distr: 3 } : { range } },
       axes: [{ ...axis, size: 24, values: (u, ticks) => ticks.map((tick) => Number.isInteger(tick) ? format(tick) : "") },
         { ...axis, size: 54, values: (u, ticks) => ticks.map((tick) => tick === null ? "" : format(tick, spec.unit)) }],
