@@ -10,7 +10,7 @@ complete; each is compared with such a look at the problem itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from flowtrain.allocator.candidates import Scope
@@ -168,8 +168,8 @@ def _layouts(found: Solution) -> tuple[object, ...]:
 
 
 def _variants(
-    problem: Problem, found: Solution, table: dict[tuple[int, int], Options]
-) -> Iterator[tuple[str, Problem, dict[tuple[int, int], Options]]]:
+    problem: Problem, found: Solution, table: Mapping[tuple[int, int], Options]
+) -> Iterator[tuple[str, Problem, Mapping[tuple[int, int], Options]]]:
     placement = problem.placement(found.partition)
     for other in sorted(problem.placements - {placement}):
         yield f"{other} instead of {placement}", replace(problem, placements=frozenset({other})), table

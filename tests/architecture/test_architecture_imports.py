@@ -40,6 +40,7 @@ TORCH_FREE = (
     "flowtrain.data.stream",
     "flowtrain.runtime.flow",
     "flowtrain.telemetry.fatal",
+    "flowtrain.telemetry.dashboard.serve",
     "flowtrain.telemetry.run_files",
     "flowtrain.telemetry.spans",
     "flowtrain.cli.main",

@@ -52,6 +52,7 @@ def test_every_chart_of_a_live_run_and_of_its_end(page: Chromium, tmp_path: Path
     with Launch(
         "digits",
         tmp_path / "run",
+        "mode=monolithic",
         "run.trace=true",
         f"train.max_steps={steps}",
         "debug.delays.consumer_pack_ms={0: 250}",
@@ -103,7 +104,7 @@ def test_finished_runs_over_each_other_by_keyboard_and_with_hostile_text(page: C
         keys = "[...document.querySelectorAll('[data-chart=loss] .keys data')].map((one) => Number(one.value))"
         assert page.value(keys)[:2] == [pytest.approx(1 / 3000), pytest.approx(2 / 3000)]
         assert page.value("document.querySelectorAll('img').length") == 1, "the page's own picture"
-        assert page.value("document.querySelector('#alert').textContent").count(HOSTILE) == 2
+        assert page.value("document.querySelector('#alert').textContent").count(HOSTILE) == 3, "two lines and a name"
         page.value("document.querySelector('[data-chart=loss] .plot').focus()")
         page.key("Home")
         assert page.value(keys)[0] == page.value(FIRST)
