@@ -111,6 +111,7 @@ def test_finished_runs_over_each_other_by_keyboard_and_with_hostile_text(page: C
         assert page.value("document.querySelector('[data-chart=loss] .sr').textContent").startswith("step ")
         page.value("document.querySelector('[data-chart=loss] .head button').click()")
         assert page.value("document.querySelectorAll('[data-chart=loss] table tbody tr').length") == 200
+        assert not page.value("document.querySelector('canvas.time').checkVisibility()"), "no trace, no empty picture"
         page.value("document.querySelector('#picker input').click()")
         page.until("document.querySelectorAll('#picked .card data[value]').length === 2", "a metric that was chosen")
         page.resize(380, 800)
