@@ -37,7 +37,7 @@ export function panels(box, runs) {
   if (open.size) return; // somebody reads: do not move the text away
   box.replaceChildren(...runs.flatMap(({ name, about }) => {
     const of = runs.length > 1 ? ` of ${name}` : "", { plan, rows } = about;
-    const facts = [["mode", about.facts.mode], ["placement", plan.placement], ["cores", plan.cpus], ["readers", plan.readers], ["pool", plan.pool_bytes ? format(plan.pool_bytes, "B") : null], ["peak FLOP/s from", about.facts.peak], ["last record", about.facts.written]].filter(([, value]) => value !== null && value !== undefined);
+    const facts = [["mode", about.facts.mode], ["placement", plan.placement], ["cores", plan.cpus], ["readers", plan.readers], ["pool", plan.pool_bytes ? `${format(plan.pool_bytes, "B")}B` : null], ["peak FLOP/s from", about.facts.peak], ["last record", about.facts.written]].filter(([, value]) => value !== null && value !== undefined);
     const scroll = (label, inner) => el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": label }, inner);
     return [
       card(`Plan${of}`, plan.sides.length ? scroll("Plan", table(["side", "layout", "ranks", "device", "threads"], plan.sides.map((side) => [side.role, side.layout, side.ranks, side.devices.join(", "), side.threads.join(", ")]))) : el("p", { class: "quiet", text: "plan.yaml is not there yet." }),
