@@ -57,9 +57,10 @@ def make_plan(
     sides: dict[Role, SideConfig] = {Role.PRODUCER: config.producers, Role.CONSUMER: config.consumers}
     layouts = {role: _layout(config, role, shape) for role in sides}
     sizes = {role: layout.world_size for role, layout in layouts.items()}
-    on_gpu = _devices(config, sides, sizes, inventory)
+    gpus = inventory.gpus if nodes is None else int(sum(node.gpus for node in nodes))
+    on_gpu = _devices(config, sides, sizes, inventory, gpus)
     threads = _threads(config, sizes, inventory.cpus)
-    homes = _homes(config, sides, sizes, threads, on_gpu, nodes)
+    homes = _homes(config, sides, layouts, threads, on_gpu, nodes)
     segment_bytes = divide(config, shape, homes, layouts[Role.PRODUCER], layouts[Role.CONSUMER])
     modules = {}
     for role in sides:
@@ -127,8 +128,10 @@ def _layout(config: Config, role: Role, shape: ModelShape) -> Layout:
     return layout
 
 
-def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inventory: Inventory) -> dict[Role, bool]:
-    """Whether each side runs on GPUs, one a process."""
+def _devices(
+    config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inventory: Inventory, gpus: int
+) -> dict[Role, bool]:
+    """Whether each side runs on GPUs, one a process; `gpus`: of all nodes, where they are known."""
     chosen = {role: side.device == "cuda" for role, side in sides.items()}
     wanted = {role: side.device != "cpu" for role, side in sides.items()}
     if config.placement == "colocated":
@@ -145,7 +148,7 @@ def _devices(config: Config, sides: Mapping[Role, SideConfig], sizes: Sizes, inv
             f"producers.device and consumers.device ask for {needed} GPUs and this machine has {inventory.gpus}"
             f"{_why(inventory)}: lower `num`, or set `device: cpu`"
         )
-    left = inventory.gpus - needed
+    left = gpus - needed
     for role in (Role.CONSUMER, Role.PRODUCER):
         if wanted[role] and not chosen[role] and sizes[role] <= left:
             chosen[role] = True
@@ -170,7 +173,7 @@ def _threads(config: Config, sizes: Sizes, cpus: int) -> dict[Role, int]:
 def _homes(
     config: Config,
     sides: Mapping[Role, SideConfig],
-    sizes: Sizes,
+    layouts: Mapping[Role, Layout],
     threads: Mapping[Role, int],
     on_gpu: Mapping[Role, bool],
     nodes: Sequence[NodeRoom] | None,
@@ -178,7 +181,14 @@ def _homes(
     """The node of every rank; consumers have the first choice. Oversubscribed cores are not counted."""
     counted = config.cluster.oversubscribe is not True
     needs = [
-        Need(role, sizes[role], threads[role] if counted else 0, int(on_gpu[role]), sides[role].node)
+        Need(
+            role,
+            layouts[role].world_size,
+            threads[role] if counted else 0,
+            int(on_gpu[role]),
+            sides[role].node,
+            layouts[role].tp,
+        )
         for role in (Role.CONSUMER, Role.PRODUCER)
     ]
     return place(needs, nodes)

@@ -5,11 +5,11 @@
 1. A side with a node of its own in the config goes there, whole.
 2. Of all ways in which no side is split, the one that stays nearest to the driver's node (number 0): everything on it
    when it fits, else the consumers on the lower number.
-3. A side that fits no single node is spread: its ranks fill the nodes in their order. The other side stays whole if it
-   can.
+3. A side that fits no single node is spread: its ranks fill the nodes in their order, tensor-parallel groups whole.
+   The other side stays whole if it can.
 
-Invariants: no node is given more than its room; a side is split only when no placement keeps it whole; the result
-depends on the numbers only. Room that is unknown (`nodes` None: no cluster was asked) is unbounded.
+Invariants: no node is given more than its room; a side is split only when no placement keeps it whole, and a group
+never; the result depends on the numbers only. Room that is unknown (`nodes` None: no cluster was asked) is unbounded.
 """
 
 from __future__ import annotations
@@ -39,13 +39,15 @@ class NodeRoom:
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """`num` processes of one side, each with so many cores and GPUs; `node`: where the config wants them."""
+    """`num` processes of one side, each with so many cores and GPUs; `node`: where the config wants them; `group`: so
+    many neighbours stay on one node."""
 
     role: Role
     num: int
     cpus: float
     gpus: float
     node: int | None = None
+    group: int = 1
 
 
 def place(needs: Sequence[Need], nodes: Sequence[NodeRoom] | None) -> Homes:
@@ -65,7 +67,10 @@ def place(needs: Sequence[Need], nodes: Sequence[NodeRoom] | None) -> Homes:
     for homes in _ways(needs, nodes):
         if homes is not None:
             return homes
-    asked = "; ".join(f"{need.num} {need.role}s with {_amount(need.cpus, need.gpus)} each{_at(need)}" for need in needs)
+    asked = "; ".join(
+        f"{need.num} {need.role}s with {_amount(need.cpus, need.gpus)} each{_together(need)}{_at(need)}"
+        for need in needs
+    )
     raise PlanError(
         f"the plan asked for {asked}; available per node: {describe_rooms(nodes)}: lower `num` or `threads`, "
         f"or set cluster.oversubscribe: true"
@@ -95,10 +100,11 @@ def _fill(needs: Sequence[Need], nodes: Sequence[NodeRoom], whole: Mapping[Role,
             candidates = range(len(nodes)) if need.node is None else [need.node]
         placed: list[int] = []
         for number in candidates:
-            while len(placed) < need.num and cpus[number] >= need.cpus and gpus[number] >= need.gpus:
-                cpus[number] -= need.cpus
-                gpus[number] -= need.gpus
-                placed.append(number)
+            group_cpus, group_gpus = need.cpus * need.group, need.gpus * need.group
+            while len(placed) < need.num and cpus[number] >= group_cpus and gpus[number] >= group_gpus:
+                cpus[number] -= group_cpus
+                gpus[number] -= group_gpus
+                placed += [number] * need.group
         if len(placed) < need.num:
             return None
         homes[need.role] = tuple(placed)
@@ -125,6 +131,10 @@ def describe_rooms(nodes: Sequence[NodeRoom]) -> str:
 
 def _amount(cpus: float, gpus: float) -> str:
     return f"{cpus:g} CPUs" + (f" and {gpus:g} GPUs" if gpus else "")
+
+
+def _together(need: Need) -> str:
+    return "" if need.group == 1 else f", {need.group} together on a node (tensor parallel)"
 
 
 def _at(need: Need) -> str:

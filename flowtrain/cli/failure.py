@@ -4,10 +4,14 @@
 |---|---|---|
 | `FlowTrainError`: understood, about config, data, plan or a process | its own | with `--debug` |
 | anything else: our bug | 1 | in a file that the line names; on stderr with `--debug` |
+
+As a job of a cluster a command is read by its log alone: there one record of how it ended goes in front of the line.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import signal
 import sys
 import tempfile
@@ -17,6 +21,12 @@ from pathlib import Path
 from types import FrameType
 
 from flowtrain.errors import EXIT_BUG, FlowTrainError, Interrupted, Terminated
+
+JOB = "FLOWTRAIN_JOB"
+"""Set in the environment of a command that was submitted as a job."""
+
+JOB_END = "flowtrain-job-end "
+"""Begins the record: JSON with `exit`, `line` (or null) and `summary` (that of the run, or null)."""
 
 debug: ContextVar[bool] = ContextVar("debug", default=False)
 """Whether the user asked for tracebacks."""
@@ -42,15 +52,28 @@ def report(error: BaseException) -> int:
     if debug.get():
         traceback.print_exception(error, file=sys.stderr)
     if isinstance(error, FlowTrainError):
-        print(error, file=sys.stderr, flush=True)
+        last_line(str(error), error.exit_code)
         return error.exit_code
     frames = traceback.extract_tb(error.__traceback__)
     where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
     what = " ".join(str(error).split())
     line = f"internal error {type(error).__name__}{where}: {what}; this is a bug, please report it"
     file = _write_traceback(error)
-    print(f"{line} (traceback: {file})" if file else line, file=sys.stderr, flush=True)
+    last_line(f"{line} (traceback: {file})" if file else line, EXIT_BUG)
     return EXIT_BUG
+
+
+def last_line(line: str | None, exit_code: int, summary_file: Path | None = None) -> None:
+    """Print the last line of a command; where it is a job, the record of its end in front of it."""
+    if JOB in os.environ:
+        try:
+            summary = json.loads(summary_file.read_text(encoding="utf-8")) if summary_file else None
+        except (OSError, ValueError):
+            summary = None
+        record = {"exit": exit_code, "line": line, "summary": summary}
+        print(f"{JOB_END}{json.dumps(record)}", file=sys.stderr, flush=True)
+    if line:
+        print(line, file=sys.stderr, flush=True)
 
 
 def _write_traceback(error: BaseException) -> Path | None:

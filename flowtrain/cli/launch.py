@@ -51,6 +51,18 @@ def launch(
     plan_file: Annotated[
         Path | None, typer.Option("--plan", metavar="FILE", help="Obey a plan that `flowtrain plan` wrote.")
     ] = None,
+    address: Annotated[
+        str | None,
+        typer.Option(
+            metavar="URL|HOST:PORT",
+            help="Dashboard of a Ray cluster to run on as a job, or a cluster that this machine is part of.",
+        ),
+    ] = None,
+    no_wait: Annotated[bool, typer.Option("--no-wait", help="Print the job's id and leave it to run.")] = False,
+    env: Annotated[
+        list[str] | None,
+        typer.Option("--env", metavar="NAME[=VALUE]", help="Environment variable of the job; may be repeated."),
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the resolved config and the plan only.")] = False,
     dashboard: Annotated[
         bool, typer.Option("--dashboard", help="Serve a page that shows the run while it lives, on loopback.")
@@ -59,15 +71,59 @@ def launch(
     debug: Debug = False,
 ) -> None:
     """Train a model as a config says."""
+    from flowtrain.cli.job import address_override, as_job, check_visible, joined
     from flowtrain.config.loading import load_config
 
-    config = load_config(path, overrides or ()).config
+    given = [*address_override(address), *(overrides or ())]
+    try:
+        config = load_config(path, given, check_files=False).config
+    except ConfigError:
+        load_config(path, given)  # tells what is missing beside what is wrong
+        raise
+    if as_job(config) and not dry_run:
+        raise typer.Exit(_as_job(config, resume, replay, plan_file, no_wait, env or [], json_file))
+    if no_wait or env:
+        raise ConfigError("--no-wait and --env are for a job: give the dashboard of a cluster (--address URL)")
+    if failure.JOB in os.environ:
+        check_visible(config)
+    config = joined(load_config(path, given).config)  # what the run reads must be here, as the run is
     if plan_file is not None:
         config = _obeyed(config, plan_file)
     if dry_run:
         _show(config, json_file)
         return
     raise typer.Exit(train(config, resume, json_file=json_file, replay=replay, dashboard=dashboard))
+
+
+def _as_job(
+    config: Config,
+    resume: str | None,
+    replay: Path | None,
+    plan_file: Path | None,
+    no_wait: bool,
+    env: list[str],
+    json_file: Path | None,
+) -> int:
+    """Send the run to the cluster of `cluster.address` and, unless told otherwise, follow it; returns its exit code."""
+    from flowtrain.cli.job import environment_of, follow, submit
+
+    arguments, files = [], {}
+    if resume is not None:
+        arguments += ["--resume", resume if resume == "latest" else str(Path(resume).expanduser().absolute())]
+    if replay is not None:
+        arguments += ["--replay", REPLAY_FILE]
+        files[REPLAY_FILE] = _read_log(replay)
+    if plan_file is not None:
+        arguments += ["--plan", "plan.yaml"]
+        files["plan.yaml"] = _read_text(plan_file, "--plan", "give a file that `flowtrain plan --out` wrote")
+    arguments += ["--debug"] if failure.debug.get() else []
+    patience = config.run.stop_deadline_seconds + PATIENCE_SECONDS
+    jobs, job_id = submit(config, arguments, files, environment_of(env), patience)
+    if no_wait:
+        typer.echo(job_id)
+        return 0
+    typer.echo(f"job {job_id} on {jobs.address}", err=True)
+    return follow(jobs, job_id, config.run.stop_deadline_seconds, json_file)
 
 
 def train(
@@ -126,7 +182,7 @@ def train(
                 shutil.copyfile(summary, json_file)
     finally:
         run_dir.close()
-    return told(outcome)
+    return told(outcome, run_dir.path / "summary.json")
 
 
 @contextmanager
@@ -140,10 +196,14 @@ def _dashboard(run_dir: Path) -> Iterator[None]:
 
 def _read_log(path: Path) -> str:
     """Kept in the run's folder: the log's own may be moved aside, or cut by a resume."""
+    return _read_text(path, "--replay", "give the decisions.jsonl of a run")
+
+
+def _read_text(path: Path, option: str, hint: str) -> str:
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"--replay {path} cannot be read: {error}; give the decisions.jsonl of a run") from error
+        raise ConfigError(f"{option} {path} cannot be read: {error}; {hint}") from error
 
 
 def _obeyed(config: Config, plan_file: Path) -> Config:

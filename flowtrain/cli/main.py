@@ -17,6 +17,7 @@ from flowtrain.cli.options import Debug
 
 SUBCOMMANDS = (
     "flowtrain.cli.launch",
+    "flowtrain.cli.jobs",
     "flowtrain.cli.plan",
     "flowtrain.cli.simulate",
     "flowtrain.cli.config",

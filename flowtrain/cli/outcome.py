@@ -67,10 +67,9 @@ def _open_spans(run_dir: Path) -> str:
     return f" ({', '.join(spans)})" if spans else ""
 
 
-def told(outcome: Outcome) -> int:
+def told(outcome: Outcome, summary_file: Path | None = None) -> int:
     """Print the last line, and the traceback where the user asked for it; returns the exit code."""
     if outcome.traceback_file is not None and failure.debug.get():
         print(outcome.traceback_file.read_text(errors="replace"), file=sys.stderr)
-    if outcome.line:
-        print(outcome.line, file=sys.stderr, flush=True)
+    failure.last_line(outcome.line, outcome.exit_code, summary_file)
     return outcome.exit_code

@@ -17,10 +17,10 @@ import sys
 from pathlib import Path
 
 from flowtrain.config.loading import load_config
-from flowtrain.runtime.guard import signal_on_parent_death
+from flowtrain.runtime.guard import inside, signal_on_parent_death
 from flowtrain.runtime.nodes import listen_on_loopback
 from flowtrain.runtime.run import execute
-from flowtrain.runtime.signals import StopRequest
+from flowtrain.runtime.signals import ECHO_SECONDS, StopRequest
 from flowtrain.telemetry.fatal import clear_error, write_error
 
 
@@ -35,7 +35,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=90.0, help="most time to measure for")
     arguments = parser.parse_args(argv)
     run_dir = arguments.config.resolve().parent
-    stop = StopRequest(deadline_seconds=25.0)
+    stop = StopRequest(deadline_seconds=25.0, echo_seconds=ECHO_SECONDS if inside() else 0.0)
     try:
         signal_on_parent_death(signal.SIGHUP)
         stop.install()

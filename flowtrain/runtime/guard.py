@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -18,6 +18,13 @@ PR_SET_PDEATHSIG = 1
 
 RUN_ID = "FLOWTRAIN_RUN_ID"
 """Set by the launcher in the environment of every process of a run."""
+
+
+def inside(environment: Mapping[str, str] = os.environ) -> str | None:
+    """What started this process and signals all of its processes at once: a Ray job, a Slurm allocation, or neither."""
+    if "RAY_JOB_CONFIG_JSON_ENV_VAR" in environment:
+        return "a Ray job"
+    return "a Slurm allocation" if "SLURM_JOB_ID" in environment else None
 
 
 def signal_on_parent_death(number: signal.Signals) -> None:

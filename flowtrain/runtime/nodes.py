@@ -17,6 +17,8 @@ from typing import Any
 
 from flowtrain.allocator import NodeRoom
 from flowtrain.errors import PlanError
+from flowtrain.plan import RankPlan
+from flowtrain.telemetry.tables import PlaceRow
 
 LOOPBACK = "127.0.0.1"
 """Where the ranks of a side on one node meet: nothing listens to others."""
@@ -58,6 +60,28 @@ def number_nodes(found: Iterable[Mapping[str, Any]], driver_id: str) -> tuple[No
         )
         for number, node in enumerate(alive)
     )
+
+
+def who_runs_where(ranks: Iterable[RankPlan], nodes: Sequence[Node]) -> list[PlaceRow]:
+    """Processes by node, role and device, in that order."""
+    groups: dict[tuple[int, str, str, int], list[int]] = {}
+    for plan in ranks:
+        groups.setdefault((plan.node, plan.role.value, plan.device, plan.threads), []).append(plan.rank)
+    return [
+        PlaceRow(node, nodes[node].address, role, _spans(numbers), device, threads)
+        for (node, role, device, threads), numbers in sorted(groups.items())
+    ]
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """`[0, 1, 2, 5]` as `0-2, 5`."""
+    spans: list[list[int]] = []
+    for number in sorted(numbers):
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join("-".join(map(str, span)) for span in spans)
 
 
 def _numeric(address: str) -> tuple[int, ...]:

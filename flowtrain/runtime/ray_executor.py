@@ -28,6 +28,7 @@ from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.executor import Answer
 from flowtrain.runtime.guard import die_with
 from flowtrain.runtime.ray_transport import SegmentServer, own_endpoint
+from flowtrain.runtime.reservation import Reservation
 from flowtrain.runtime.stages import StageSlot
 from flowtrain.types import Role
 
@@ -69,10 +70,14 @@ class StageActor(SegmentServer):
 class RayExecutor:
     """Implements `flowtrain.runtime.executor.Executor`. Actors of an earlier run of the same shape are used again.
 
-    `colocated`: producer and consumer of a rank share an actor.
+    `colocated`: producer and consumer of a rank share an actor. `room`: of every process that may start, in a cluster
+    that is shared with others; None in one of our own.
     """
 
-    def __init__(self, cluster: Cluster, start_timeout_seconds: float, colocated: bool = False) -> None:
+    def __init__(
+        self, cluster: Cluster, start_timeout_seconds: float, colocated: bool = False, room: Reservation | None = None
+    ) -> None:
+        self.room = room
         self.cluster = cluster
         self.colocated = colocated
         self.start_timeout_seconds = start_timeout_seconds
@@ -152,6 +157,9 @@ class RayExecutor:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         self._actors.clear()
+        if self.room is not None:
+            with contextlib.suppress(Exception):
+                self.room.close()
 
     def _place(self, plan: RankPlan) -> Any:
         actor_class = ray.remote(concurrency_groups={"work": 1, "control": 4})(StageActor)
@@ -159,7 +167,9 @@ class RayExecutor:
             "num_cpus": self.cluster.cpus_of(plan),
             "num_gpus": int(plan.on_gpu),
             "max_restarts": 0,
-            "scheduling_strategy": NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),
+            "scheduling_strategy": self.room.place_of(plan)
+            if self.room is not None
+            else NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),
         }
         roles = [
             role.value

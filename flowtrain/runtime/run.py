@@ -7,8 +7,10 @@ Everything that can be refused is refused before a process starts (R01, R03).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -43,6 +45,7 @@ from flowtrain.runtime.inputs import (
 )
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.local import LocalExecutor
+from flowtrain.runtime.nodes import who_runs_where
 from flowtrain.runtime.owners import producer_owners
 from flowtrain.runtime.peers import Peers
 from flowtrain.runtime.replan import make_replan
@@ -54,11 +57,13 @@ from flowtrain.shapes import read_shape
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.sinks import OPENERS, Opener, open_sinks
+from flowtrain.telemetry.tables import placement_table
 from flowtrain.types import Role
 from flowtrain.update.schedule import resume_notes
 
 if TYPE_CHECKING:
     from flowtrain.runtime.cluster import Cluster
+    from flowtrain.runtime.nodes import Node
 
 
 def execute(
@@ -118,6 +123,7 @@ def execute(
                 executor or make_executor(config, plan, cluster, stop, stack),
                 trace,
                 dump,
+                cluster.nodes if cluster else (),
             )
             if stop.requested:
                 raise stop.error()
@@ -155,14 +161,20 @@ def _train(
     executor: Executor,
     trace: ControllerTrace,
     dump: bool,
+    nodes: Sequence[Node],
 ) -> None:
+    """`nodes`: of a cluster that was joined, by which the plan was made."""
     config, plan = inputs.config, inputs.plan
     spec = composition(inputs)
     costs = costs_of(inputs)
     at = inputs.first_step + 1
     files.decision(at, "plan", plan=plan_to_dict(plan))
-    if config.cluster.address is not None:  # only now the nodes of the plan are known
+    if nodes:  # only now those of the plan are known
+        rows = who_runs_where([*all_ranks(plan), *plan.spare], nodes)
         write_atomic(inputs.run_dir / "plan.yaml", yaml.safe_dump(plan_to_dict(plan), sort_keys=False))
+        write_atomic(inputs.run_dir / "placement.json", json.dumps([asdict(row) for row in rows], indent=2) + "\n")
+        if config.telemetry.progress != "off":
+            ledger.line(placement_table(rows))
     files.decision(at, "composition", **composition_entry(inputs, spec))
     if (choice := costs.to_log(at)) is not None:
         files.decision(at, "cost", **choice.to_dict())
@@ -268,13 +280,18 @@ def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: Sto
         return local
     from flowtrain.runtime.cluster import Cluster
     from flowtrain.runtime.ray_executor import RayExecutor
+    from flowtrain.runtime.reservation import Reservation
 
     stack.enter_context(rare_collection())
     if cluster is None:
         cluster = stack.enter_context(Cluster(config.cluster))
     processes = [rank for rank in all_ranks(plan) if not (colocated and rank.role is Role.CONSUMER)]
+    named = [*processes, *plan.spare]
     with stop.held():
-        cluster.start([*processes, *plan.spare])
-    executor = RayExecutor(cluster, config.cluster.start_timeout_seconds, colocated)
+        cluster.start(named)
+    room = None
+    if config.cluster.address is not None:
+        room = Reservation(cluster.nodes, named, cluster.cpus_of, config.cluster.start_timeout_seconds)
+    executor = RayExecutor(cluster, config.cluster.start_timeout_seconds, colocated, room)
     stack.callback(executor.close)
     return executor

@@ -5,6 +5,9 @@
 | SIGINT, SIGTERM | ends at once | finishes the step, writes a checkpoint, ends with 130 or 143 |
 | a second one | ends at once | ends at once |
 | SIGHUP (the launcher is gone) | ends at once | ends at once |
+
+A Ray job or a Slurm allocation that is stopped signals every process of it: the driver hears it directly and from the
+launcher, which passes it on. There the same signal counts once within `ECHO_SECONDS`.
 """
 
 from __future__ import annotations
@@ -17,18 +20,23 @@ from types import FrameType
 
 from flowtrain.errors import FlowTrainError, Interrupted, Terminated
 
+ECHO_SECONDS = 3.0
+
 
 class StopRequest:
-    """Installed once on the main thread; `requested` is read by the controller's loop."""
+    """Installed once on the main thread; `requested` is read by the controller's loop. `echo_seconds`: for so long
+    after the first signal the same one counts once."""
 
-    def __init__(self, deadline_seconds: float) -> None:
+    def __init__(self, deadline_seconds: float, echo_seconds: float = 0.0) -> None:
         self.deadline_seconds = deadline_seconds
+        self.echo_seconds = echo_seconds
         self.orderly = False
         self.wake: Callable[[], None] | None = None
         self.leave: Callable[[FlowTrainError], None] | None = None
         self._held = False
         self._error: FlowTrainError | None = None
         self._deadline = float("inf")
+        self._first: tuple[int, float] | None = None
 
     def install(self) -> None:
         """Call again after anything that sets handlers of its own (`ray.init` does for SIGTERM)."""
@@ -66,7 +74,11 @@ class StopRequest:
         return self._error
 
     def _receive(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if self._first is not None and number == self._first[0] and now - self._first[1] < self.echo_seconds:
+            return
         first = self._error is None
+        self._first = self._first or (number, now)
         self._note(number)
         if self._held:
             if self.leave is not None:

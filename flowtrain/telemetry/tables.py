@@ -90,6 +90,32 @@ def _process_table(plan: Plan) -> Table:
     return table
 
 
+@dataclass(frozen=True, slots=True)
+class PlaceRow:
+    """Processes of one role on one node: `ranks` such as `0-3, 6`."""
+
+    node: int
+    address: str
+    role: str
+    ranks: str
+    device: str
+    threads: int
+
+
+def placement_table(rows: Sequence[PlaceRow]) -> str:
+    """Who runs where, as plain text."""
+    target = io.StringIO()
+    console = Console(file=target, width=WIDTH, color_system=None, highlight=False, markup=False, emoji=False)
+    table = Table(title="nodes", title_justify="left")
+    for name in ("node", "address", "role", "ranks", "device"):
+        table.add_column(name)
+    table.add_column("threads each", justify="right")
+    for row in rows:
+        table.add_row(str(row.node), row.address, row.role, row.ranks, row.device, str(row.threads))
+    console.print(table)
+    return "\n".join(line.rstrip() for line in target.getvalue().splitlines())
+
+
 def _alike(ranks: Sequence[RankPlan]) -> dict[tuple[str, int, int], list[RankPlan]]:
     groups: dict[tuple[str, int, int], list[RankPlan]] = {}
     for rank in ranks:

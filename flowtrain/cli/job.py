@@ -1,0 +1,237 @@
+"""A run as a job of a Ray cluster: where a launch runs, what it sends, and how it is followed to its end (ADR 0019).
+
+| `--address`, else `RAY_ADDRESS`, else `cluster.address` | outside | inside a Ray job or a Slurm allocation |
+|---|---|---|
+| none | a local node of our own | the same |
+| `auto`, HOST:PORT | joins: this machine is part of that cluster | the same |
+| http://HEAD:8265 | submits a job and follows it | joins the cluster that this machine is part of |
+
+The job is `flowtrain launch` itself, with the resolved config; what it ends with stands in its log, in front of the
+last line, as one record that only a follower reads.
+
+| signal here | first | second |
+|---|---|---|
+| SIGINT, SIGTERM | asks the job to stop in order: it finishes its step and saves | leaves it to do so alone |
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import socket
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from flowtrain.cli.failure import JOB, JOB_END
+from flowtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError, PlanError
+from flowtrain.runtime.guard import inside
+
+if TYPE_CHECKING:
+    from flowtrain.config.schema import Config
+    from flowtrain.runtime.jobs import Job, Jobs
+
+SWEEP_SECONDS = 15.0
+"""What the launcher may take beyond its patience with the driver, to end what is left."""
+
+
+def is_dashboard(address: str | None) -> bool:
+    return address is not None and address.startswith(("http://", "https://"))
+
+
+def address_override(option: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
+    """What `--address`, or else RAY_ADDRESS, says in place of the config's `cluster.address`."""
+    address = option or environment.get("RAY_ADDRESS")
+    return [f"cluster.address={address}"] if address else []
+
+
+def as_job(config: Config, environment: Mapping[str, str] = os.environ) -> bool:
+    """Whether the run is sent to a dashboard, by the table above.
+
+    Raises:
+        ConfigError: the address is of a kind that cannot carry a run.
+    """
+    address = config.cluster.address
+    if address is not None and "://" in address and not is_dashboard(address):
+        raise ConfigError(
+            f"cluster.address: {address} cannot carry a run: give the dashboard's URL (http://HEAD:8265) to submit a "
+            f"job, or HOST:PORT to join the cluster from one of its nodes"
+        )
+    return is_dashboard(address) and not inside(environment)
+
+
+def joined(config: Config) -> Config:
+    """Inside a job or an allocation: a dashboard's URL means the cluster that this machine is part of."""
+    return _with_address(config, "auto") if is_dashboard(config.cluster.address) else config
+
+
+def _with_address(config: Config, address: str) -> Config:
+    return config.model_copy(update={"cluster": config.cluster.model_copy(update={"address": address})})
+
+
+def check_visible(config: Config) -> None:
+    """What the run reads is there, seen from the node on which a job begins (exit 4); the start looks on the others."""
+    paths = {"model.path": config.model.path, "data.train": config.data.train, "data.eval": config.data.eval}
+    for key, path in paths.items():
+        if path is not None and not path.exists():
+            raise PlanError(
+                f"node {socket.gethostname()} of the cluster, on which the job began, does not have {path} ({key}): put "
+                f"model, data and run.dir on storage that all nodes share, under the same path"
+            )
+
+
+def environment_of(given: list[str], environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """`NAME=VALUE` as written, `NAME` as it is here."""
+    found = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not name or (not equals and name not in environment):
+            raise ConfigError(f"--env {text}: write NAME=VALUE, or NAME of a variable that is set here")
+        found[name] = value if equals else environment[name]
+    return found
+
+
+def submit(
+    config: Config, arguments: list[str], files: Mapping[str, str], environment: Mapping[str, str], patience: float
+) -> tuple[Jobs, str]:
+    """Send the run; returns the cluster's jobs and the id. `patience`: seconds that the launcher gives its driver."""
+    from flowtrain.config.loading import dump_resolved
+    from flowtrain.runtime.jobs import Jobs
+
+    assert config.cluster.address is not None
+    jobs = Jobs(config.cluster.address)
+    variables = {
+        **environment,
+        JOB: "1",
+        "RAY_JOB_STOP_SIGNAL": "SIGINT",
+        "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(patience + SWEEP_SECONDS)),
+    }
+    sent = {"config.yaml": dump_resolved(_with_address(config, "auto")), **files}
+    job_id = jobs.submit(
+        ["launch", "config.yaml", *arguments], sent, variables, {"flowtrain_run_dir": str(config.run.dir)}
+    )
+    return jobs, job_id
+
+
+def follow(jobs: Jobs, job_id: str, stop_seconds: float, json_file: Path | None = None) -> int:
+    """Print the job's log as it grows and its last line on stderr; returns the job's exit code.
+
+    A signal asks the job to stop, as the module's table says; `stop_seconds`: what that may take, told on screen.
+    """
+    log = JobLog()
+    with _signals() as received:
+        asked = 0
+        for piece in jobs.follow(job_id):
+            print(log.feed(piece), end="", flush=True)
+            while asked < len(received):
+                asked += 1
+                if asked > 1:
+                    return _detached(received[0], jobs, job_id)
+                print(
+                    f"asking job {job_id} to stop: it finishes its step and saves, within {stop_seconds:g} s; "
+                    f"once more leaves it to do so alone",
+                    file=sys.stderr,
+                    flush=True,
+                )
+                jobs.stop(job_id)
+            if log.end is not None:  # nothing that the run started is left by then
+                break
+    return _ended(log, jobs, job_id, json_file)
+
+
+def watch(jobs: Jobs, job_id: str, quiet: bool = False) -> int:
+    """The same without a hand on the job: a signal ends the watching. `quiet`: only the last line."""
+    log = JobLog()
+    for piece in jobs.follow(job_id):
+        shown = log.feed(piece)
+        if not quiet:
+            print(shown, end="", flush=True)
+        if log.end is not None:
+            break
+    return _ended(log, jobs, job_id)
+
+
+def _ended(log: JobLog, jobs: Jobs, job_id: str, json_file: Path | None = None) -> int:
+    """The job is over: its last line, its summary where that is wanted, its exit code."""
+    log.rest()
+    end = log.end or _guessed(jobs.job(job_id))
+    if json_file is not None and end.get("summary") is not None:
+        from flowtrain.cli.rundir import writing
+        from flowtrain.telemetry.files import write_atomic
+
+        with writing(json_file):
+            write_atomic(json_file, json.dumps(end["summary"], indent=2) + "\n")
+    if end["line"]:
+        print(end["line"], file=sys.stderr, flush=True)
+    return int(end["exit"])
+
+
+class JobLog:
+    """Cuts a job's log into what is shown and the record of the end, behind which nothing is shown."""
+
+    def __init__(self) -> None:
+        self.end: dict[str, Any] | None = None
+        self._open = ""
+
+    def feed(self, piece: str) -> str:
+        """What of the log can be shown now, whole lines."""
+        *lines, self._open = (self._open + piece).split("\n")
+        return "".join(f"{line}\n" for line in lines if self._shown(line))
+
+    def rest(self) -> str:
+        """A last line without its end."""
+        line, self._open = self._open, ""
+        return f"{line}\n" if line and self._shown(line) else ""
+
+    def _shown(self, line: str) -> bool:
+        if line.startswith(JOB_END):
+            self.end = json.loads(line.removeprefix(JOB_END))
+        return self.end is None
+
+
+def _guessed(job: Job) -> dict[str, Any]:
+    """How a job ended that left no record: its process was killed, or never started."""
+    run_dir = (job.metadata or {}).get("flowtrain_run_dir", "RUN_DIR")
+    way_on = f"go on from what is saved with --resume {run_dir}"
+    if job.status == "STOPPED":
+        return {"exit": EXIT_INTERRUPTED, "line": f"job {job.id} was stopped before it could say how; {way_on}"}
+    if job.code is not None and job.code > 0:
+        line = f"job {job.id} ended with exit code {job.code} and left no message; its log is above"
+        return {"exit": job.code if job.code < 128 else EXIT_BUG, "line": line}
+    if job.status == "SUCCEEDED":
+        return {"exit": 0, "line": None}
+    message = " ".join(job.message.split())[:300]
+    return {
+        "exit": LostProcessError.exit_code,
+        "line": f"job {job.id} was lost ({job.status}: {message}): it was killed, or its node is gone; {way_on}",
+    }
+
+
+def _detached(first: signal.Signals, jobs: Jobs, job_id: str) -> int:
+    print(
+        f"left job {job_id}, which ends by itself: see it with `flowtrain jobs logs {job_id} --address {jobs.address}`",
+        file=sys.stderr,
+        flush=True,
+    )
+    return EXIT_INTERRUPTED if first is signal.SIGINT else EXIT_TERMINATED
+
+
+@contextmanager
+def _signals() -> Iterator[list[signal.Signals]]:
+    """SIGINT and SIGTERM are noted in a list while this is open."""
+    received: list[signal.Signals] = []
+
+    def receive(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+
+    before = {number: signal.signal(number, receive) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)

@@ -1,0 +1,96 @@
+"""Ray nodes on this machine, in a process of their own: `python ray_nodes.py NUM_NODES CPUS [namespaces]`.
+
+Tells addresses as one line of JSON. With `namespaces` every node has a network namespace, and with it an address, of
+its own; their links meet in a bridge in that of the head.
+
+| line on stdin | does |
+|---|---|
+| `kill N` | SIGKILL to all processes of node N (0: the head); answers `done` |
+| end of file | ends the cluster |
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+NEW_NETWORK = 0x40000000
+DEVICE = "ft-node"
+"""The link of each node, under one name, so that one UCX_NET_DEVICES does for all."""
+
+
+def ip(*words: str, check: bool = True) -> None:
+    subprocess.run(["ip", *words], capture_output=True, timeout=20, check=check)
+
+
+@contextmanager
+def namespaces(num: int) -> Iterator[list[str]]:
+    names = [f"ft-ray{os.getpid()}-{number}" for number in range(num)]
+    try:
+        for name in names:
+            ip("netns", "add", name)
+            ip("-n", name, "link", "set", "lo", "up")
+        ip("-n", names[0], "link", "add", DEVICE, "type", "bridge")
+        for number, name in enumerate(names):
+            if number:
+                ip("-n", name, "link", "add", DEVICE, "type", "veth", "peer", f"port{number}", "netns", names[0])
+                ip("-n", names[0], "link", "set", f"port{number}", "master", DEVICE, "up")
+            ip("-n", name, "addr", "add", f"10.78.0.{number + 1}/24", "dev", DEVICE)
+            ip("-n", name, "link", "set", DEVICE, "up")
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name, check=False)
+
+
+def enter(name: str) -> None:
+    """This thread, and processes that it starts, are in the namespace from now on."""
+    with open(f"/var/run/netns/{name}") as file:
+        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
+            raise OSError(ctypes.get_errno(), f"setns to {name}")
+
+
+def main(num_nodes: int, cpus: int, names: list[str]) -> None:
+    warnings.simplefilter("ignore")
+    from ray.cluster_utils import Cluster
+
+    def size(number: int) -> dict[str, Any]:
+        own = {"num_cpus": cpus, "object_store_memory": 96 * 2**20}
+        if names:
+            enter(names[number])
+            own["node_ip_address"] = f"10.78.0.{number + 1}"
+        return own
+
+    host = "10.78.0.1" if names else "127.0.0.1"
+    dashboard = {"include_dashboard": True, "dashboard_host": host, "dashboard_port": 0}
+    cluster = Cluster(initialize_head=True, connect=False, head_node_args={**size(0), **dashboard})
+    nodes = [cluster.head_node, *(cluster.add_node(**size(number)) for number in range(1, num_nodes))]
+    told = {
+        "address": cluster.address,
+        "dashboard": f"http://{cluster.webui_url}",
+        "session": nodes[0].get_session_dir_path(),
+        "namespaces": names,
+    }
+    print(json.dumps(told), flush=True)
+    for line in sys.stdin:
+        node = nodes[int(line.split()[1])]
+        node.kill_all_processes(check_alive=False, allow_graceful=False, wait=True)
+        print("done", flush=True)
+    cluster.shutdown()
+
+
+if __name__ == "__main__":
+    number, cores = int(sys.argv[1]), int(sys.argv[2])
+    if sys.argv[3:] == ["namespaces"]:
+        os.environ["UCX_NET_DEVICES"] = DEVICE
+        with namespaces(number) as made:
+            main(number, cores, made)
+    else:
+        main(number, cores, [])
