@@ -80,8 +80,8 @@ def check_visible(config: Config) -> None:
     for key, path in paths.items():
         if path is not None and not path.exists():
             raise PlanError(
-                f"node {socket.gethostname()} of the cluster, on which the job began, does not have {path} ({key}): put "
-                f"model, data and run.dir on storage that all nodes share, under the same path"
+                f"node {socket.gethostname()} of the cluster, on which the job began, does not have {path} ({key}): "
+                f"put model, data and run.dir on storage that all nodes share, under the same path"
             )
 
 

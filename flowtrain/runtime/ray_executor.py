@@ -238,6 +238,8 @@ def _reason(error: BaseException) -> str:
         )
     if "node" in text.lower() and "died" in text and "unexpectedly exits" not in text:
         return "its node is gone; go on with --resume once the cluster is whole"
+    if "is unavailable" in text:
+        return "its process or its node is gone, the connection broke; go on with --resume"
     if "unexpectedly exits" in text or "connection error" in text:
         return (
             "it was killed or crashed in native code; if nobody did it, memory ran out (see dmesg): "

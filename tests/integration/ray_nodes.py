@@ -1,7 +1,7 @@
 """Ray nodes on this machine, in a process of their own: `python ray_nodes.py NUM_NODES CPUS [namespaces]`.
 
 Tells addresses as one line of JSON. With `namespaces` every node has a network namespace, and with it an address, of
-its own; their links meet in a bridge in that of the head.
+its own; their links meet in a bridge.
 
 | line on stdin | does |
 |---|---|
@@ -21,7 +21,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-NEW_NETWORK = 0x40000000
+NEW_NETWORK, NEW_MOUNTS, SLAVE, DETACH = 0x40000000, 0x20000, 0x84000, 2
 DEVICE = "ft-node"
 """The link of each node, under one name, so that one UCX_NET_DEVICES does for all."""
 
@@ -33,28 +33,38 @@ def ip(*words: str, check: bool = True) -> None:
 @contextmanager
 def namespaces(num: int) -> Iterator[list[str]]:
     names = [f"ft-ray{os.getpid()}-{number}" for number in range(num)]
+    hub = f"ft-ray{os.getpid()}-hub"  # a bridge of its own: UCX leaves out a device that is one
     try:
-        for name in names:
+        for name in (hub, *names):
             ip("netns", "add", name)
             ip("-n", name, "link", "set", "lo", "up")
-        ip("-n", names[0], "link", "add", DEVICE, "type", "bridge")
+        ip("-n", hub, "link", "add", "bridge", "type", "bridge")
+        ip("-n", hub, "link", "set", "bridge", "up")
         for number, name in enumerate(names):
-            if number:
-                ip("-n", name, "link", "add", DEVICE, "type", "veth", "peer", f"port{number}", "netns", names[0])
-                ip("-n", names[0], "link", "set", f"port{number}", "master", DEVICE, "up")
+            ip("-n", name, "link", "add", DEVICE, "type", "veth", "peer", f"port{number}", "netns", hub)
+            ip("-n", hub, "link", "set", f"port{number}", "master", "bridge", "up")
             ip("-n", name, "addr", "add", f"10.78.0.{number + 1}/24", "dev", DEVICE)
             ip("-n", name, "link", "set", DEVICE, "up")
         yield names
     finally:
-        for name in names:
+        for name in (hub, *names):
             ip("netns", "del", name, check=False)
 
 
 def enter(name: str) -> None:
-    """This thread, and processes that it starts, are in the namespace from now on."""
+    """This thread, and processes that it starts, are in the namespace from now on, and see its devices in /sys."""
+    libc = ctypes.CDLL(None, use_errno=True)
+
+    def call(function: Any, *arguments: Any) -> None:
+        if function(*arguments):
+            raise OSError(ctypes.get_errno(), f"{function.__name__} for {name}")
+
     with open(f"/var/run/netns/{name}") as file:
-        if ctypes.CDLL(None, use_errno=True).setns(file.fileno(), NEW_NETWORK):
-            raise OSError(ctypes.get_errno(), f"setns to {name}")
+        call(libc.setns, file.fileno(), NEW_NETWORK)
+    call(libc.unshare, NEW_MOUNTS)
+    call(libc.mount, b"none", b"/", None, SLAVE, None)
+    call(libc.umount2, b"/sys", DETACH)
+    call(libc.mount, name.encode(), b"/sys", b"sysfs", 0, None)
 
 
 def main(num_nodes: int, cpus: int, names: list[str]) -> None:

@@ -1,0 +1,304 @@
+"""Runs as jobs of a cluster of four nodes, each with an address of its own where network namespaces may be made.
+
+One cluster for all of it, in a process of its own; the tests that kill nodes come last. A job that needs no other node
+runs in one process (`mode: monolithic`), which starts in half the time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import psutil
+import pytest
+from busy import allowed
+from integration_runs import EXAMPLES, Train, lines, losses
+from launched import until
+
+from flowtrain.pool.transport.nixl_agent import why_missing
+
+HERE = Path(__file__).parent
+TOKEN = "integration-tests-0123456789abcdef"
+TRANSPORT = "ray" if why_missing() else "nixl"
+SECONDS = 120
+COMMON = (
+    "train.step={samples: 6}",
+    "train.epochs=null",
+    "data.eval=null",
+    "checkpoint.export=false",
+    "telemetry.progress=plain",
+)
+ACROSS = (
+    "producers.threads=1",
+    "consumers.threads=1",
+    "producers.node=1",
+    "consumers.node=0",
+    f"pool.transport={TRANSPORT}",
+)
+ONE_PROCESS = ("mode=monolithic", "train.max_steps=500")
+SLOW = ("debug.delays.consumer_pack_ms={0: 100}",)
+
+
+@dataclass
+class Nodes:
+    """The cluster; `prefix`: what a command stands behind, so that it reaches the dashboard."""
+
+    dashboard: str
+    prefix: list[str]
+    environment: dict[str, str]
+    control: subprocess.Popen[str]
+
+    def kill(self, node: int) -> None:
+        stdin, stdout = self.control.stdin, self.control.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(f"kill {node}\n")
+        stdin.flush()
+        assert stdout.readline() == "done\n"
+
+    def cli(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            self.command(*arguments),
+            capture_output=True,
+            text=True,
+            timeout=SECONDS,
+            env={**self.environment, **environment},
+        )
+
+    def command(self, *arguments: str) -> list[str]:
+        return [*self.prefix, sys.executable, "-m", "flowtrain.cli.main", *arguments, "--address", self.dashboard]
+
+
+def can_make_namespaces() -> bool:
+    name = f"ft-probe{os.getpid()}"
+    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=20, check=False).returncode == 0
+    if made:
+        subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20, check=False)
+    return made
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    """Four nodes of two cores; token authentication as a cluster has it; a home folder that holds no token."""
+    home = tmp_path_factory.mktemp("home")
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "HOME": str(home), "PATH": path}
+    environment = {**os.environ, **variables, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, str(HERE / "ray_nodes.py"), "4", "2"]
+    command += ["namespaces"] if os.geteuid() == 0 and can_make_namespaces() else []
+    with (home / "err").open("w") as err:
+        control = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True, env=environment
+        )
+    try:
+        assert control.stdout is not None
+        told = json.loads(control.stdout.readline() or "null")
+        assert told, (home / "err").read_text()
+        prefix = ["ip", "netns", "exec", told["namespaces"][0]] if told["namespaces"] else []
+        yield Nodes(told["dashboard"], prefix, environment, control)
+    finally:
+        assert control.stdin is not None
+        control.stdin.close()
+        with suppress(subprocess.TimeoutExpired):
+            control.wait(timeout=30)
+        control.kill()
+
+
+class Launch:
+    """`flowtrain launch` of the emoji example as a job, watched from outside."""
+
+    def __init__(self, nodes: Nodes, run_dir: Path, *overrides: str, options: Sequence[str] = ()) -> None:
+        self.nodes, self.run_dir = nodes, run_dir
+        command = nodes.command("launch", str(EXAMPLES / "emoji/emoji.yaml"), *options)
+        for override in (*COMMON, f"run.dir={run_dir}", *overrides):
+            command += ["--set", override]
+        self._files: dict[str, Path] = {name: run_dir.with_name(f"{run_dir.name}.{name}") for name in ("out", "err")}
+        with self._open("out") as out, self._open("err") as err:
+            self.process = subprocess.Popen(command, stdout=out, stderr=err, env=nodes.environment)
+
+    def _open(self, name: str) -> IO[str]:
+        return self._files[name].open("w")
+
+    def __enter__(self) -> Launch:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self.process.kill()
+        self.process.wait(timeout=20)
+
+    def text(self, name: str) -> str:
+        return self._files[name].read_text(errors="replace")
+
+    @property
+    def last_line(self) -> str:
+        return self.text("err").splitlines()[-1]
+
+    def until_step(self, step: int) -> None:
+        def reached() -> bool:
+            assert self.process.poll() is None, f"ended too soon: {self.text('out')}\n{self.text('err')}"
+            return step <= len(records(self.run_dir))
+
+        until(reached, f"step {step} of a job", SECONDS)
+
+    def end(self, within: float) -> int:
+        """The exit code, in seconds of a machine that does nothing else."""
+        return self.process.wait(timeout=allowed(within))
+
+
+def records(run_dir: Path) -> list[dict[str, Any]]:
+    with suppress(OSError, ValueError):
+        return lines(run_dir / "metrics.jsonl")
+    return []
+
+
+def of_run(run_dir: Path) -> list[str]:
+    """Processes of a run: what has its folder in the command line, or its file of spans open."""
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error, OSError):
+            maps = Path(f"/proc/{process.pid}/maps").read_text(errors="replace")
+            words = " ".join(process.cmdline())
+            if f"{run_dir}/spans/" in maps or f"runtime.driver --config {run_dir}/" in words:
+                found.append(f"{process.pid} {words[:80]}")
+    return found
+
+
+def assert_nothing_left(run_dir: Path) -> None:
+    until(lambda: not of_run(run_dir), f"no process of {run_dir}", allowed(10))
+
+
+@pytest.mark.timeout(300)
+def test_a_job_that_is_interrupted_and_resumed_equals_a_local_run(nodes: Nodes, train: Train, tmp_path: Path) -> None:
+    run_dir = tmp_path / "job"
+    with Launch(nodes, run_dir, *ACROSS, *SLOW, "train.max_steps=6") as launch:
+        launch.until_step(2)
+        launch.process.send_signal(signal.SIGINT)
+        assert launch.end(within=30) == 130, launch.text("err")
+        done = len(records(run_dir))
+        assert 2 <= done < 6
+        assert launch.last_line == f"interrupted (SIGINT); step-{done} is saved, go on with --resume {run_dir}"
+        assert "finishes its step and saves, within 25 s" in launch.text("err")
+        assert "step 1/6 " in launch.text("out")
+        assert "flowtrain-job-end" not in launch.text("out")
+    assert_nothing_left(run_dir)
+    with Launch(nodes, run_dir, *ACROSS, "train.max_steps=6", options=("--resume", "latest", "--no-wait")) as launch:
+        assert launch.end(within=30) == 0, launch.text("err")
+        job = launch.text("out").strip()
+    followed = nodes.cli("jobs", "logs", job, "--follow")
+    assert followed.returncode == 0, followed.stdout + followed.stderr
+    assert "done: 6 steps" in followed.stdout
+    here = train("emoji", *COMMON, "producers.threads=1", "consumers.threads=1", "train.max_steps=6", name="local")
+    assert losses(run_dir) == losses(here)
+    assert all(record[f"pool/bytes_out/{TRANSPORT}"] == record["pool/bytes_out"] for record in records(run_dir))
+    assert records(run_dir)[-1]["pool/bytes_out"] > 0
+    placed = {(row["role"], row["ranks"]): row for row in json.loads((run_dir / "placement.json").read_text())}
+    assert placed["producer", "0"]["node"] == 1
+    assert placed["consumer", "0"]["node"] == 0
+    if nodes.prefix:
+        assert placed["producer", "0"]["address"] == "10.78.0.2"
+
+
+@pytest.fixture
+def mute_rows(tmp_path: Path) -> Path:
+    """Rows in which nobody answers."""
+    rows = [{"id": f"row-{n}", "messages": [{"role": "user", "content": "Which?"}], "images": []} for n in range(64)]
+    path = tmp_path / "mute.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def test_rows_that_cannot_be_used_end_a_job_with_3(nodes: Nodes, mute_rows: Path, tmp_path: Path) -> None:
+    summary = tmp_path / "summary.json"
+    options = ("--json", str(summary))
+    with Launch(nodes, tmp_path / "run", *ONE_PROCESS, f"data.train={mute_rows}", options=options) as launch:
+        assert launch.end(within=60) == 3, launch.text("err")
+        assert "no-trained-token" in launch.last_line
+    assert json.loads(summary.read_text())["exit"] == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "options", "code", "words"),
+    [
+        pytest.param(ONE_PROCESS, ("--resume", "latest"), 2, ("does not exist", "no run to go on with"), id="resume"),
+        pytest.param(("model.path=/absent/model",), (), 4, ("node ", "/absent/model", "same path"), id="not-visible"),
+        pytest.param(("train.lr=fast",), (), 2, ("train.lr",), id="config"),
+    ],
+)
+def test_a_job_refused_at_once(
+    nodes: Nodes,
+    tmp_path: Path,
+    overrides: tuple[str, ...],
+    options: tuple[str, ...],
+    code: int,
+    words: tuple[str, ...],
+) -> None:
+    with Launch(nodes, tmp_path / "run", *overrides, options=options) as launch:
+        assert launch.end(within=40) == code, launch.text("err")
+        assert all(word in launch.last_line for word in words), launch.last_line
+
+
+@pytest.mark.parametrize("token", ["", "another-token-0123456789abcdef01"])
+def test_a_user_without_the_token_is_refused(nodes: Nodes, token: str) -> None:
+    refused = nodes.cli("jobs", "list", RAY_AUTH_TOKEN=token)
+    assert refused.returncode == 4
+    assert "RAY_AUTH_TOKEN_PATH" in refused.stderr.splitlines()[-1]
+
+
+def test_a_job_is_stopped_by_its_id(nodes: Nodes, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with Launch(nodes, run_dir, *ONE_PROCESS, options=("--no-wait",)) as launch:
+        assert launch.end(within=30) == 0, launch.text("err")
+        job = launch.text("out").strip()
+    assert re.fullmatch(r"\w+", job)
+    until(lambda: len(records(run_dir)) >= 2, "step 2", SECONDS)
+    stopped = nodes.cli("jobs", "stop", job)
+    done = len(records(run_dir))
+    last = f"interrupted (SIGINT); step-{done} is saved, go on with --resume {run_dir}"
+    assert stopped.stderr.splitlines()[-1] == last
+    assert (run_dir / f"checkpoints/step-{done}/complete.json").is_file()
+    assert nodes.cli("jobs", "logs", job).stdout.splitlines()[-1] == last
+    listed = tmp_path / "jobs.json"
+    assert nodes.cli("jobs", "list", "--json", str(listed)).returncode == 0
+    assert job in [one["id"] for one in json.loads(listed.read_text())["jobs"]]
+    assert_nothing_left(run_dir)
+
+
+# --- nodes die: nothing comes behind these ----------------------------------------------------------------------------
+
+
+@pytest.mark.timeout(200)
+def test_a_killed_node_ends_the_job_with_5(nodes: Nodes, tmp_path: Path) -> None:
+    """Each process has a node of its own; the producer's, which the consumers' node reads from, dies."""
+    run_dir = tmp_path / "run"
+    sides = ("producers.num=2", "consumers.num=2", "producers.threads=2", "consumers.threads=2")
+    with Launch(nodes, run_dir, *sides, "train.max_steps=500", f"pool.transport={TRANSPORT}") as launch:
+        launch.until_step(2)
+        placed = json.loads((run_dir / "placement.json").read_text())
+        assert sorted(row["node"] for row in placed if row["role"] != "reader") == [0, 1, 2, 3]
+        nodes.kill(3)
+        assert launch.end(within=30) == 5, launch.text("err")
+        assert re.match(r"(producer|consumer) 1 \(pid \d+\) died", launch.last_line), launch.last_line
+        assert "--resume" in launch.last_line
+    assert_nothing_left(run_dir)
+
+
+def test_a_killed_head_ends_the_job_with_5(nodes: Nodes, tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    with Launch(nodes, run_dir, *ONE_PROCESS, *SLOW) as launch:
+        launch.until_step(1)
+        began = time.monotonic()
+        nodes.kill(0)
+        assert_nothing_left(run_dir)
+        assert launch.end(within=35) == 5, launch.text("err")
+        assert time.monotonic() - began < allowed(35)
+        assert "has not answered for 20 s" in launch.last_line
