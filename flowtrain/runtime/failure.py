@@ -46,13 +46,14 @@ def _failure(answer: Answer) -> Failure:
 
 
 def _rank(failure: Failure) -> int:
-    """Smaller is closer to the cause; 0 ends the search. A lost process is preferred to what it made others say."""
+    """Smaller is closer to the cause; 0 ends the search. A lost process is preferred to what it made others say, be it
+    of a peer that they cannot reach."""
     error = failure.error
     if isinstance(error, LostProcessError):
-        return 0
+        return 1 if failure.dead is None else 0
     if isinstance(error, PeerError):
-        return 3
-    return 1 if isinstance(error, FlowTrainError) else 2
+        return 4
+    return 2 if isinstance(error, FlowTrainError) else 3
 
 
 @contextmanager

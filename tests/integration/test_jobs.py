@@ -112,6 +112,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         with suppress(subprocess.TimeoutExpired):
             control.wait(timeout=30)
         control.kill()
+        assert control.stdout is not None
+        control.stdout.close()
+        control.wait(timeout=10)
 
 
 class Launch:
