@@ -52,6 +52,14 @@ def test_where_sides_go(
     assert place(needs(*asked), rooms(*nodes)) == {C: consumers, P: producers}
 
 
+def test_a_tensor_parallel_group_stays_on_one_node() -> None:
+    """Rank by rank the third node would get half of a group."""
+    nodes = rooms(3, 3, 2)
+    assert place([Need(C, 6, 1, 0, group=2)], nodes) == {C: (0, 0, 1, 1, 2, 2)}
+    with pytest.raises(PlanError, match=r"4 consumers with 1 CPUs each, 4 together on a node \(tensor parallel\)"):
+        place([Need(C, 4, 1, 0, group=4)], nodes)
+
+
 def test_a_side_goes_where_the_config_wants_it() -> None:
     assert place(needs(1, 1, at=(0, 1)), rooms(4, 4)) == {C: (0,), P: (1,)}
     assert place(needs(1, 1, at=(1, None)), rooms(4, 4)) == {C: (1,), P: (0,)}

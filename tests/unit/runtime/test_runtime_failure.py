@@ -23,6 +23,7 @@ from flowtrain.runtime.ray_executor import RayExecutor
 from flowtrain.types import Role
 
 LOST = LostProcessError("producer 0 died")
+UNREACHABLE = LostProcessError("the process that holds the segment is out of reach")
 BAD_ROW = DataError("row 7 cannot be used")
 BUG = KeyError("x")
 ECHO = PeerError("sum of gradients failed")
@@ -49,7 +50,7 @@ class Told:
 
 
 def answer_of(error: BaseException | None) -> Answer:
-    return Answer(Role.CONSUMER, 0, "reduce", None, error)
+    return Answer(Role.CONSUMER, 0, "reduce", None, error, died=error is LOST)
 
 
 @pytest.mark.parametrize(
@@ -60,6 +61,8 @@ def answer_of(error: BaseException | None) -> Answer:
         ((ECHO, BUG), BUG),
         ((BUG, BAD_ROW, LOST), LOST),
         ((ECHO,), ECHO),
+        ((UNREACHABLE, ECHO, LOST), LOST),
+        ((UNREACHABLE, BAD_ROW), UNREACHABLE),
     ],
 )
 def test_the_cause_is_found_in_whatever_order_failures_are_told(
@@ -82,7 +85,7 @@ def test_the_process_that_died_is_told_and_not_the_one_that_noticed() -> None:
     told = Told([])
     told.answers.append(died)
     assert true_cause(noticed, told, grace_seconds=60) == (LOST, (Role.PRODUCER, 0))
-    assert true_cause(answer_of(LOST), Told([])).dead is None, "told by a process that lives"
+    assert true_cause(answer_of(UNREACHABLE), Told([]), grace_seconds=0.05).dead is None, "told by a process that lives"
 
 
 def test_one_process_tells_its_own_failure_at_once() -> None:

@@ -9,7 +9,10 @@ from typing import Any
 import pytest
 
 from flowtrain.errors import PlanError
-from flowtrain.runtime.nodes import LOOPBACK, check_seen, interface_of, look, number_nodes
+from flowtrain.plan import RankPlan
+from flowtrain.runtime.nodes import LOOPBACK, check_seen, interface_of, look, number_nodes, who_runs_where
+from flowtrain.telemetry.tables import PlaceRow
+from flowtrain.types import Role
 
 
 def node(name: str, address: str, *, alive: bool = True, **resources: float) -> dict[str, Any]:
@@ -31,6 +34,16 @@ def test_the_drivers_node_is_first_and_the_others_follow_by_address() -> None:
 def test_nodes_on_one_machine_have_an_order_too() -> None:
     found = [node("y", "10.0.0.1"), node("x", "10.0.0.1"), node("z", "host")]
     assert [n.id for n in number_nodes(found, "z")] == ["z", "x", "y"]
+
+
+def test_who_runs_where() -> None:
+    nodes = number_nodes([node("x", "10.0.0.1"), node("y", "10.0.0.2")], "x")
+    ranks = [RankPlan(Role.CONSUMER, rank, "cuda:0", 4, node=int(rank == 3)) for rank in range(5)]
+    assert who_runs_where([RankPlan(Role.READER, 0, "cpu", 1), *ranks], nodes) == [
+        PlaceRow(0, "10.0.0.1", "consumer", "0-2, 4", "cuda:0", 4),
+        PlaceRow(0, "10.0.0.1", "reader", "0", "cpu", 1),
+        PlaceRow(1, "10.0.0.2", "consumer", "3", "cuda:0", 4),
+    ]
 
 
 def test_the_interface_of_an_address() -> None:

@@ -20,6 +20,7 @@ from flowtrain.runtime.signals import StopRequest
 stop = StopRequest(deadline_seconds=30)
 stop.install()
 stop.orderly = sys.argv[1] == "training"
+stop.echo_seconds = 60.0 if sys.argv[2:] == ["echo"] else 0.0
 try:
     print("ready", flush=True)
     for _ in range(2000):
@@ -65,6 +66,18 @@ def test_second_signal_ends_at_once() -> None:
         output, _ = process.communicate(timeout=20)
     assert output.splitlines()[-1] == "ended"
     assert process.returncode == EXIT_INTERRUPTED
+
+
+def test_the_same_signal_twice_counts_once_where_it_echoes() -> None:
+    with start("training", "echo") as process:
+        process.send_signal(signal.SIGINT)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "orderly\n"
+        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline() == "orderly\n", "it goes on"
+        process.send_signal(signal.SIGTERM)
+        output, _ = process.communicate(timeout=20)
+    assert output.splitlines()[-1] == "ended", "another one ends it at once"
 
 
 def test_process_dies_with_the_one_it_is_tied_to() -> None:

@@ -1,0 +1,181 @@
+"""Where a launch runs, what a job's log says, and a dashboard that refuses, is silent or is not there."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from flowtrain.cli import failure
+from flowtrain.cli.job import JobLog, address_override, as_job, check_visible, environment_of, joined
+from flowtrain.config.loading import load_config
+from flowtrain.config.schema import Config
+from flowtrain.errors import ConfigError, LostProcessError, PlanError
+from flowtrain.runtime import jobs as jobs_module
+from flowtrain.runtime.jobs import Jobs, cluster_token
+
+DIGITS = Path(__file__).parents[3] / "examples/digits/digits.yaml"
+URL, HEAD = "http://head:8265", "head:6379"
+RAY_JOB = {"RAY_JOB_CONFIG_JSON_ENV_VAR": "{}", "RAY_ADDRESS": HEAD}
+SLURM = {"SLURM_JOB_ID": "7"}
+
+
+def config_at(*overrides: str) -> Config:
+    return load_config(DIGITS, overrides).config
+
+
+@pytest.mark.parametrize(
+    ("option", "environment", "sent", "address"),
+    [
+        (None, {}, False, None),
+        (URL, {}, True, URL),
+        (None, {"RAY_ADDRESS": URL}, True, URL),
+        (HEAD, {"RAY_ADDRESS": URL}, False, HEAD),
+        ("auto", {}, False, "auto"),
+        (None, RAY_JOB, False, HEAD),
+        (URL, RAY_JOB, False, "auto"),
+        (URL, SLURM, False, "auto"),
+        (None, SLURM, False, None),
+    ],
+)
+def test_where_a_launch_runs(option: str | None, environment: dict[str, str], sent: bool, address: str | None) -> None:
+    config = config_at(*address_override(option, environment))
+    assert as_job(config, environment) is sent
+    assert (config if sent else joined(config)).cluster.address == address
+
+
+def test_an_override_of_the_user_beats_the_environment() -> None:
+    config = config_at(*address_override(None, {"RAY_ADDRESS": URL}), "cluster.address=null")
+    assert config.cluster.address is None
+
+
+def test_a_ray_client_address_is_refused() -> None:
+    with pytest.raises(ConfigError, match="ray://head:10001 cannot carry a run: give the dashboard's URL"):
+        as_job(config_at("cluster.address=ray://head:10001"), {})
+
+
+def test_variables_of_a_job() -> None:
+    assert environment_of(["A=1=2", "B", "C="], {"B": "here"}) == {"A": "1=2", "B": "here", "C": ""}
+    with pytest.raises(ConfigError, match="--env GONE"):
+        environment_of(["GONE"], {})
+
+
+def test_a_node_without_the_data_is_named(tmp_path: Path) -> None:
+    config = config_at()
+    check_visible(config)
+    data = config.data.model_copy(update={"train": tmp_path / "absent.parquet"})
+    with pytest.raises(PlanError, match=rf"{socket.gethostname()} .* does not have .*absent.parquet \(data.train\)"):
+        check_visible(config.model_copy(update={"data": data}))
+
+
+# --- the log ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_log_is_shown_up_to_the_record_of_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What a command writes as a job is what a follower reads, however the log is cut into pieces."""
+    summary = tmp_path / "summary.json"
+    summary.write_text(json.dumps({"exit": 3}))
+    monkeypatch.setenv(failure.JOB, "1")
+    failure.last_line("row 7: broken", 3, summary)
+    text = "step 1\nstep 2\n" + capsys.readouterr().err
+    for size in (1, 7, len(text)):
+        log = JobLog()
+        shown = "".join(log.feed(text[at : at + size]) for at in range(0, len(text), size)) + log.rest()
+        assert shown == "step 1\nstep 2\n"
+        assert log.end == {"exit": 3, "line": "row 7: broken", "summary": {"exit": 3}}
+    assert text.endswith("row 7: broken\n"), "who reads the log itself finds the line at its end"
+
+
+def test_a_command_that_is_no_job_writes_no_record(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv(failure.JOB, raising=False)
+    failure.last_line("row 7: broken", 3)
+    assert capsys.readouterr().err == "row 7: broken\n"
+
+
+# --- the dashboard ----------------------------------------------------------------------------------------------------
+
+
+def test_the_token_is_found_where_ray_looks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cluster_token() is None
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray/auth_token").write_text("of-home\n")
+    assert cluster_token() == "of-home"
+    (tmp_path / "file").write_text("of-path")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "file"))
+    assert cluster_token() == "of-path"
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "of-environment")
+    assert cluster_token() == "of-environment"
+    monkeypatch.delenv("RAY_AUTH_TOKEN")
+    monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "absent"))
+    with pytest.raises(ConfigError, match=r"RAY_AUTH_TOKEN_PATH: .*absent cannot be read"):
+        cluster_token()
+
+
+Serve = Callable[[int], str]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """`serve(403)`: the URL of a dashboard that tells its version and answers everything else so."""
+    servers: list[HTTPServer] = []
+
+    def start(status: int) -> str:
+        class Dashboard(BaseHTTPRequestHandler):
+            def do_GET(self) -> None:
+                told = self.path == "/api/version" and status != 403
+                self.send_response(200 if told else status)
+                self.end_headers()
+                self.wfile.write(b'{"ray_version": "2.60.0"}' if told else b"Job x does not exist")
+
+            def log_message(self, *words: object) -> None: ...
+
+        server = HTTPServer(("127.0.0.1", 0), Dashboard)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        servers.append(server)
+        return f"http://127.0.0.1:{server.server_port}"
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def test_a_dashboard_that_refuses_the_user(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "wrong")
+    with pytest.raises(PlanError, match=r"refuses this user \(the token given is not the cluster's\)"):
+        Jobs(serve(403))
+
+
+def test_a_job_that_is_not_there(serve: Serve) -> None:
+    with pytest.raises(ConfigError, match="has no job x"):
+        Jobs(serve(404)).job("x")
+
+
+def test_a_job_that_a_new_head_does_not_know_is_lost(serve: Serve) -> None:
+    with pytest.raises(LostProcessError, match=r"has no job x.*started anew"):
+        list(Jobs(serve(404)).follow("x"))
+
+
+def test_a_dashboard_that_is_not_there() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with pytest.raises(PlanError, match=f"no Ray dashboard answers at http://127.0.0.1:{port}"):
+        Jobs(f"http://127.0.0.1:{port}")
+
+
+def test_a_dashboard_that_never_answers_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "CALL_SECONDS", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(PlanError, match=r"within 0\.2 s"):
+        Jobs(f"http://127.0.0.1:{silent.getsockname()[1]}")
