@@ -16,9 +16,11 @@ import signal
 import sys
 import tempfile
 import traceback
+from collections.abc import Mapping
 from contextvars import ContextVar
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from flowtrain.errors import EXIT_BUG, FlowTrainError, Interrupted, Terminated
 
@@ -26,7 +28,7 @@ JOB = "FLOWTRAIN_JOB"
 """Set in the environment of a command that was submitted as a job."""
 
 JOB_END = "flowtrain-job-end "
-"""Begins the record: JSON with `exit`, `line` (or null) and `summary` (that of the run, or null)."""
+"""Begins the record: JSON with `exit`, `line` (or null) and `result` (what `--json` writes, or null)."""
 
 debug: ContextVar[bool] = ContextVar("debug", default=False)
 """Whether the user asked for tracebacks."""
@@ -63,14 +65,11 @@ def report(error: BaseException) -> int:
     return EXIT_BUG
 
 
-def last_line(line: str | None, exit_code: int, summary_file: Path | None = None) -> None:
-    """Print the last line of a command; where it is a job, the record of its end in front of it."""
+def last_line(line: str | None, exit_code: int, result: Mapping[str, Any] | None = None) -> None:
+    """Print the last line of a command; where it is a job, the record of its end in front of it. `result`: what
+    `--json` writes."""
     if JOB in os.environ:
-        try:
-            summary = json.loads(summary_file.read_text(encoding="utf-8")) if summary_file else None
-        except (OSError, ValueError):
-            summary = None
-        record = {"exit": exit_code, "line": line, "summary": summary}
+        record = {"exit": exit_code, "line": line, "result": result}
         print(f"{JOB_END}{json.dumps(record)}", file=sys.stderr, flush=True)
     if line:
         print(line, file=sys.stderr, flush=True)

@@ -65,9 +65,10 @@ def as_job(config: Config, environment: Mapping[str, str] = os.environ) -> bool:
     return is_dashboard(address) and not inside(environment)
 
 
-def joined(config: Config) -> Config:
+def joined(config: Config, environment: Mapping[str, str] = os.environ) -> Config:
     """Inside a job or an allocation: a dashboard's URL means the cluster that this machine is part of."""
-    return _with_address(config, "auto") if is_dashboard(config.cluster.address) else config
+    meant = is_dashboard(config.cluster.address) and inside(environment)
+    return _with_address(config, "auto") if meant else config
 
 
 def _with_address(config: Config, address: str) -> Config:
@@ -97,31 +98,39 @@ def environment_of(given: list[str], environment: Mapping[str, str] = os.environ
 
 
 def submit(
-    config: Config, arguments: list[str], files: Mapping[str, str], environment: Mapping[str, str], patience: float
+    address: str,
+    arguments: list[str],
+    config: Config | None,
+    files: Mapping[str, str],
+    environment: Mapping[str, str],
+    patience: float,
 ) -> tuple[Jobs, str]:
-    """Send the run; returns the cluster's jobs and the id. `patience`: seconds that the launcher gives its driver."""
+    """Send a command to a dashboard; returns the cluster's jobs and the id.
+
+    `config`: what the command finds as config.yaml, the cluster being its address. `patience`: seconds that the command
+    may take to end in order.
+    """
     from flowtrain.config.loading import dump_resolved
     from flowtrain.runtime.jobs import Jobs
 
-    assert config.cluster.address is not None
-    jobs = Jobs(config.cluster.address)
+    jobs = Jobs(address)
     variables = {
         **environment,
         JOB: "1",
         "RAY_JOB_STOP_SIGNAL": "SIGINT",
         "RAY_JOB_STOP_WAIT_TIME_S": str(math.ceil(patience + SWEEP_SECONDS)),
     }
-    sent = {"config.yaml": dump_resolved(_with_address(config, "auto")), **files}
-    job_id = jobs.submit(
-        ["launch", "config.yaml", *arguments], sent, variables, {"flowtrain_run_dir": str(config.run.dir)}
-    )
-    return jobs, job_id
+    sent, metadata = dict(files), {"flowtrain_command": arguments[0]}
+    if config is not None:
+        sent["config.yaml"] = dump_resolved(_with_address(config, "auto"))
+        metadata["flowtrain_run_dir"] = str(config.run.dir)
+    return jobs, jobs.submit(arguments, sent, variables, metadata)
 
 
-def follow(jobs: Jobs, job_id: str, stop_seconds: float, json_file: Path | None = None) -> int:
+def follow(jobs: Jobs, job_id: str, stopping: str, json_file: Path | None = None) -> int:
     """Print the job's log as it grows and its last line on stderr; returns the job's exit code.
 
-    A signal asks the job to stop, as the module's table says; `stop_seconds`: what that may take, told on screen.
+    A signal asks the job to stop, as the module's table says; `stopping`: what it then does, told on screen.
     """
     log = JobLog()
     with _signals() as received:
@@ -133,8 +142,7 @@ def follow(jobs: Jobs, job_id: str, stop_seconds: float, json_file: Path | None 
                 if asked > 1:
                     return _detached(received[0], jobs, job_id)
                 print(
-                    f"asking job {job_id} to stop: it finishes its step and saves, within {stop_seconds:g} s; "
-                    f"once more leaves it to do so alone",
+                    f"asking job {job_id} to stop: {stopping}; once more leaves it to do so alone",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -160,12 +168,12 @@ def _ended(log: JobLog, jobs: Jobs, job_id: str, json_file: Path | None = None) 
     """The job is over: its last line, its summary where that is wanted, its exit code."""
     log.rest()
     end = log.end or _guessed(jobs.job(job_id))
-    if json_file is not None and end.get("summary") is not None:
+    if json_file is not None and end.get("result") is not None:
         from flowtrain.cli.rundir import writing
         from flowtrain.telemetry.files import write_atomic
 
         with writing(json_file):
-            write_atomic(json_file, json.dumps(end["summary"], indent=2) + "\n")
+            write_atomic(json_file, json.dumps(end["result"], indent=2) + "\n")
     if end["line"]:
         print(end["line"], file=sys.stderr, flush=True)
     return int(end["exit"])

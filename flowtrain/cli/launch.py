@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -107,7 +107,8 @@ def _as_job(
     """Send the run to the cluster of `cluster.address` and, unless told otherwise, follow it; returns its exit code."""
     from flowtrain.cli.job import environment_of, follow, submit
 
-    arguments, files = [], {}
+    assert config.cluster.address is not None
+    arguments, files = ["launch", "config.yaml"], {}
     if resume is not None:
         arguments += ["--resume", resume if resume == "latest" else str(Path(resume).expanduser().absolute())]
     if replay is not None:
@@ -118,12 +119,13 @@ def _as_job(
         files["plan.yaml"] = _read_text(plan_file, "--plan", "give a file that `flowtrain plan --out` wrote")
     arguments += ["--debug"] if failure.debug.get() else []
     patience = config.run.stop_deadline_seconds + PATIENCE_SECONDS
-    jobs, job_id = submit(config, arguments, files, environment_of(env), patience)
+    jobs, job_id = submit(config.cluster.address, arguments, config, files, environment_of(env), patience)
     if no_wait:
         typer.echo(job_id)
         return 0
     typer.echo(f"job {job_id} on {jobs.address}", err=True)
-    return follow(jobs, job_id, config.run.stop_deadline_seconds, json_file)
+    stopping = f"it finishes its step and saves, within {config.run.stop_deadline_seconds:g} s"
+    return follow(jobs, job_id, stopping, json_file)
 
 
 def train(
@@ -182,7 +184,16 @@ def train(
                 shutil.copyfile(summary, json_file)
     finally:
         run_dir.close()
-    return told(outcome, run_dir.path / "summary.json")
+    return told(outcome, _summary(run_dir.path))
+
+
+def _summary(run_dir: Path) -> dict[str, Any] | None:
+    import json
+
+    try:
+        return dict(json.loads((run_dir / "summary.json").read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return None
 
 
 @contextmanager

@@ -29,6 +29,7 @@ SUBCOMMANDS = (
     "flowtrain.cli.dashboard",
     "flowtrain.cli.bench",
     "flowtrain.cli.evaluate",
+    "flowtrain.cli.doctor",
     "flowtrain.cli.pool",
 )
 """In the order of `flowtrain --help`."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from flowtrain.cli import failure
 from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, LostProcessError
@@ -67,9 +68,9 @@ def _open_spans(run_dir: Path) -> str:
     return f" ({', '.join(spans)})" if spans else ""
 
 
-def told(outcome: Outcome, summary_file: Path | None = None) -> int:
+def told(outcome: Outcome, result: Mapping[str, Any] | None = None) -> int:
     """Print the last line, and the traceback where the user asked for it; returns the exit code."""
     if outcome.traceback_file is not None and failure.debug.get():
         print(outcome.traceback_file.read_text(errors="replace"), file=sys.stderr)
-    failure.last_line(outcome.line, outcome.exit_code, summary_file)
+    failure.last_line(outcome.line, outcome.exit_code, result)
     return outcome.exit_code

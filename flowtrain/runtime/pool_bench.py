@@ -152,6 +152,20 @@ def pair_seconds(
             ray.kill(side)
 
 
+def timed(owner: Any, reader: Any, transport: str, rounds: int) -> float:
+    """Best seconds of put + get of a block from the one `PoolSide` to the other, over one transport."""
+    handles = _call(owner.handles.remote())
+    _call(reader.attach.remote({transport: handles[transport]}))
+    best = float("inf")
+    for position in range(rounds + 1):  # one to warm up
+        ref, put_seconds = _call(owner.put.remote(transport, position))
+        told, get_seconds = _call(reader.get.remote(transport, ref))
+        assert told == _call(owner.told.remote()), f"the pool brought other bytes over {transport}"
+        if position:
+            best = min(best, put_seconds + get_seconds)
+    return best
+
+
 def ray_rows(address: str | None, payload_bytes: int = 16 * MIB, rounds: int = ROUNDS) -> list[dict[str, Any]]:
     """Figures within this machine and, on a cluster, between every two of its nodes.
 

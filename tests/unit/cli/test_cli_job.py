@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -46,7 +45,7 @@ def config_at(*overrides: str) -> Config:
 def test_where_a_launch_runs(option: str | None, environment: dict[str, str], sent: bool, address: str | None) -> None:
     config = config_at(*address_override(option, environment))
     assert as_job(config, environment) is sent
-    assert (config if sent else joined(config)).cluster.address == address
+    assert (config if sent else joined(config, environment)).cluster.address == address
 
 
 def test_an_override_of_the_user_beats_the_environment() -> None:
@@ -77,19 +76,17 @@ def test_a_node_without_the_data_is_named(tmp_path: Path) -> None:
 
 
 def test_a_log_is_shown_up_to_the_record_of_its_end(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What a command writes as a job is what a follower reads, however the log is cut into pieces."""
-    summary = tmp_path / "summary.json"
-    summary.write_text(json.dumps({"exit": 3}))
     monkeypatch.setenv(failure.JOB, "1")
-    failure.last_line("row 7: broken", 3, summary)
+    failure.last_line("row 7: broken", 3, {"steps": 2})
     text = "step 1\nstep 2\n" + capsys.readouterr().err
     for size in (1, 7, len(text)):
         log = JobLog()
         shown = "".join(log.feed(text[at : at + size]) for at in range(0, len(text), size)) + log.rest()
         assert shown == "step 1\nstep 2\n"
-        assert log.end == {"exit": 3, "line": "row 7: broken", "summary": {"exit": 3}}
+        assert log.end == {"exit": 3, "line": "row 7: broken", "result": {"steps": 2}}
     assert text.endswith("row 7: broken\n"), "who reads the log itself finds the line at its end"
 
 

@@ -1,0 +1,206 @@
+"""Collects what `flowtrain doctor` judges: facts of every node, by a task on each, and what goes between two of them.
+
+Every two nodes of a small cluster are a pair; of a larger one each node and the next, so that every node is tried both
+ways. All that is started has no cores of its own: it runs beside whatever uses the cluster.
+"""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from flowtrain.config.schema import ClusterConfig, Config
+from flowtrain.errors import PlanError
+from flowtrain.runtime.checkup import NodeFacts, PairFacts, facts_here
+from flowtrain.runtime.cluster import Cluster
+from flowtrain.runtime.nodes import LOOPBACK, Node, look
+
+TASK_SECONDS = 60.0
+CONNECT_SECONDS = 5.0
+ALL_PAIRS_UP_TO = 6
+PAYLOAD_BYTES = 16 * 2**20
+ROUNDS = 3
+
+
+def examine_here(config: Config | None) -> list[NodeFacts]:
+    """Of this machine alone, without Ray."""
+    wanted = _inputs(config)
+    return [replace(facts_here(0, LOOPBACK), seen=look(wanted))]
+
+
+def examine(address: str, config: Config | None, bench: bool) -> tuple[list[NodeFacts], list[PairFacts]]:
+    """Of all nodes of a running cluster and the pairs among them; `bench`: bytes are sent between these.
+
+    Raises:
+        PlanError: the cluster cannot be joined, or a node does not answer.
+    """
+    probe = _Probe(config)
+    with Cluster(ClusterConfig(address=address)) as cluster, probe:
+        nodes = cluster.join()
+        facts = _facts(nodes, [*_inputs(config), *probe.paths])
+        pairs = _pairs(len(nodes))
+        found = _connect(nodes, pairs)
+        return facts, _bench(nodes, found) if bench else found
+
+
+def _inputs(config: Config | None) -> list[str]:
+    if config is None:
+        return []
+    paths = [config.model.path / "config.json", config.data.train, config.data.eval]
+    return [str(path) for path in paths if path is not None]
+
+
+class _Probe:
+    """A file in the folder that holds `run.dir`, there while this is open: a node that shares it sees it."""
+
+    def __init__(self, config: Config | None) -> None:
+        self.paths: list[str] = []
+        if config is not None:
+            run_dir = config.run.dir
+            folder = next(path for path in (run_dir, *run_dir.parents) if path.is_dir())
+            self.paths = [str(folder / f".flowtrain-doctor-{secrets.token_hex(6)}")]
+
+    def __enter__(self) -> None:
+        for path in self.paths:
+            try:
+                Path(path).write_text("made by flowtrain doctor, gone when it ends\n")
+            except OSError as error:
+                raise PlanError(f"run.dir: {Path(path).parent} cannot be written: {error.strerror}") from error
+
+    def __exit__(self, *raised: object) -> None:
+        for path in self.paths:
+            Path(path).unlink(missing_ok=True)
+
+
+def _facts(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NodeFacts]:
+    """A task on each node; the clock is read three times, the shortest way counts."""
+
+    def task(number: int, address: str, paths: Sequence[str]) -> NodeFacts:
+        return replace(facts_here(number, address), seen=look(paths))
+
+    def clock() -> float:
+        return time.time()
+
+    asked = [_on(node, task).remote(node.number, node.address, list(wanted)) for node in nodes]
+    found = []
+    for node, ref in zip(nodes, asked, strict=True):
+        facts: NodeFacts = _answer(ref, node)
+        offsets = []
+        for _ in range(3):
+            before = time.time()
+            there = _answer(_on(node, clock).remote(), node)
+            after = time.time()
+            offsets.append(((after - before) / 2, there - (before + after) / 2))
+        error, ahead = min(offsets)
+        found.append(replace(facts, told_gpus=node.gpus, clock_seconds=ahead, clock_error_seconds=error))
+    return found
+
+
+def _on(node: Node, function: Any) -> Any:
+    place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=place)
+
+
+def _answer(ref: Any, node: Node) -> Any:
+    try:
+        return ray.get(ref, timeout=TASK_SECONDS)
+    except Exception as error:  # Ray has many kinds of it, and all say that the node cannot be used
+        text = " ".join(str(error).split())[-300:]
+        raise PlanError(
+            f"node {node.number} ({node.address}) cannot run FlowTrain's own task within {TASK_SECONDS:g} s: install "
+            f"flowtrain there, the same version as here, and start its Ray anew ({text})"
+        ) from error
+
+
+def _pairs(num: int) -> list[tuple[int, int]]:
+    """Owner and reader of each pair."""
+    if num <= ALL_PAIRS_UP_TO:
+        return list(itertools.combinations(range(num), 2))
+    return [(number, (number + 1) % num) for number in range(num)]
+
+
+def _connect(nodes: Sequence[Node], pairs: Sequence[tuple[int, int]]) -> list[PairFacts]:
+    """Whether the reader of each pair can open a connection to a port that the owner has just chosen."""
+    listeners = {owner: _listener(nodes[owner]) for owner, _ in pairs}
+    try:
+        ports = {owner: _answer(actor.port.remote(), nodes[owner]) for owner, actor in listeners.items()}
+
+        def connect(address: str, port: int) -> str | None:
+            try:
+                socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
+            except OSError as error:
+                return str(error)
+            return None
+
+        asked = [
+            (owner, reader, _on(nodes[reader], connect).remote(nodes[owner].address, ports[owner]))
+            for owner, reader in pairs
+        ]
+        return [PairFacts(reader, owner, _answer(ref, nodes[reader])) for owner, reader, ref in asked]
+    finally:
+        for actor in listeners.values():
+            ray.kill(actor)
+
+
+class _Listener:
+    """Takes connections on a port of its node's address, and drops them."""
+
+    def __init__(self, address: str) -> None:
+        self._socket = socket.create_server((address, 0))
+        threading.Thread(target=self._take, daemon=True).start()
+
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def _take(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._socket.accept()[0].close()
+
+
+def _listener(node: Node) -> Any:
+    place = NodeAffinitySchedulingStrategy(node.id, soft=False)
+    return ray.remote(num_cpus=0)(_Listener).options(scheduling_strategy=place).remote(node.address)
+
+
+def _bench(nodes: Sequence[Node], pairs: Sequence[PairFacts]) -> list[PairFacts]:
+    """Put and get of a block through the pool, over each transport that reaches across."""
+    from flowtrain.pool.transport.nixl_agent import why_missing
+    from flowtrain.runtime.pool_bench import PoolSide, timed
+
+    transports = ["ray"] if why_missing() else ["nixl", "ray"]
+    actor = ray.remote(num_cpus=0, concurrency_groups={"control": 1})(PoolSide)
+
+    def side(node: int, owner: int) -> Any:
+        place = NodeAffinitySchedulingStrategy(nodes[node].id, soft=False)
+        return actor.options(scheduling_strategy=place).remote(owner, PAYLOAD_BYTES, transports)
+
+    owners = {number: side(number, 2 * number) for number in sorted({pair.owner for pair in pairs})}
+    readers = {number: side(number, 2 * number + 1) for number in sorted({pair.reader for pair in pairs})}
+    try:
+        found = []
+        for pair in pairs:
+            speeds: dict[str, float] = {}
+            failed: dict[str, str] = {}
+            for name in transports:
+                try:
+                    seconds = timed(owners[pair.owner], readers[pair.reader], name, ROUNDS)
+                    speeds[name] = PAYLOAD_BYTES / seconds / 1e9
+                except Exception as error:  # whatever a transport or Ray says: it does not work here
+                    failed[name] = " ".join(str(error).split())[-200:]
+            found.append(replace(pair, gigabytes_per_second=speeds, failed=failed))
+        return found
+    finally:
+        for one in (*owners.values(), *readers.values()):
+            ray.kill(one)
