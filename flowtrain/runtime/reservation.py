@@ -48,7 +48,7 @@ class Reservation:
             need = needs.setdefault(plan.node, {"CPU": 0.0, "GPU": 0.0})
             need["CPU"] += cpus_of(plan)
             need["GPU"] += plan.on_gpu
-        bundles = []
+        bundles: list[dict[str, float]] = []
         for number, need in sorted(needs.items()):
             if asked := {name: amount for name, amount in need.items() if amount}:
                 self._bundles[number] = len(bundles)
