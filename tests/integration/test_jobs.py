@@ -276,6 +276,22 @@ def test_a_job_is_stopped_by_its_id(nodes: Nodes, tmp_path: Path) -> None:
     assert_nothing_left(run_dir)
 
 
+def test_the_doctor_sees_every_node_by_a_job(nodes: Nodes, tmp_path: Path) -> None:
+    file = tmp_path / "doctor.json"
+    config = str(EXAMPLES / "emoji/emoji.yaml")
+    run_dir = f"run.dir={tmp_path / 'run'}"
+    ended = nodes.cli("doctor", config, "--set", run_dir, "--no-bench", "--json", str(file))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    found = json.loads(file.read_text())
+    assert [node["number"] for node in found["nodes"]] == [0, 1, 2, 3]
+    assert len({node["code"] for node in found["nodes"]}) == 1
+    assert all(sight["bytes"] is not None for node in found["nodes"] for sight in node["seen"])
+    assert [(pair["owner"], pair["reader"], pair["refused"]) for pair in found["pairs"]] == [
+        (owner, reader, None) for owner in range(4) for reader in range(owner + 1, 4)
+    ]
+    assert sorted(os.listdir(tmp_path)) == ["doctor.json"], "the file by which nodes see run.dir is gone"
+
+
 # --- nodes die: nothing comes behind these ----------------------------------------------------------------------------
 
 

@@ -96,6 +96,56 @@ def test_the_pool_is_measured_between_the_nodes(two_nodes: str, tmp_path: Path) 
     assert all(speeds[f"put + get, {place}"] > 0 for place in places)
 
 
+def test_the_doctor_measures_between_the_nodes(two_nodes: str, tmp_path: Path) -> None:
+    file = tmp_path / "doctor.json"
+    ended = run_cli("doctor", "--address", two_nodes, "--json", str(file))
+    assert ended.returncode == 0, ended.stdout + ended.stderr[-2000:]
+    (pair,) = json.loads(file.read_text())["pairs"]
+    assert (pair["refused"], pair["failed"]) == (None, {})
+    assert pair["gigabytes_per_second"].keys() == {"ray", *([] if why_missing() else ["nixl"])}
+    assert all(speed > 0 for speed in pair["gigabytes_per_second"].values())
+
+
+HOLDING = """
+import sys
+import ray
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+class Held:
+    def up(self): ...
+
+ray.init(sys.argv[1], log_to_driver=False)
+here = ray.get_runtime_context().get_node_id()
+other = next(node["NodeID"] for node in ray.nodes() if node["NodeID"] != here)
+place = NodeAffinitySchedulingStrategy(other, soft=False)
+actor = ray.remote(num_cpus=2, scheduling_strategy=place)(Held).remote()
+ray.get(actor.up.remote(), timeout=60)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_run_without_room_says_what_was_asked_and_what_is_free(two_nodes: str, tmp_path: Path) -> None:
+    """Both cores of one node are taken, by an actor of another job."""
+    with subprocess.Popen(
+        [sys.executable, "-W", "ignore", "-c", HOLDING, two_nodes],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    ) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == "held\n"
+        sides = ("producers.node=1", "consumers.node=0", f"run.dir={tmp_path / 'run'}")
+        ended = flowtrain("launch", two_nodes, overrides=(*sides, "cluster.start_timeout_seconds=2"))
+        holder.kill()
+    assert ended.returncode == 4, ended.stderr[-2000:]
+    last = ended.stderr.splitlines()[-1]
+    assert "had no room within 2 s: asked for 1 CPUs on node 0" in last
+    assert "1 CPUs on node 1" in last
+    assert " 0 of 2 CPUs" in last
+
+
 def test_a_plan_that_fits_no_node_is_refused(two_nodes: str, tmp_path: Path) -> None:
     sides = ("consumers.num=3", "consumers.node=0", f"run.dir={tmp_path / 'run'}")
     ended = flowtrain("launch", two_nodes, overrides=sides)

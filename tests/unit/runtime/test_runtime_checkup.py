@@ -27,6 +27,7 @@ FIRST = NodeFacts(
 )
 SECOND = replace(FIRST, number=1, name="node1", address="10.0.0.2", clock_seconds=0.1, clock_error_seconds=0.002)
 GPU = ("NVIDIA H200", 140 * GIB, 18)
+UNLINKED = ("NVIDIA L4", 24 * GIB, 0)
 GOOD = PairFacts(1, 0, None, {"nixl": 9.0, "ray": 1.0})
 
 
@@ -56,7 +57,7 @@ def test_nothing_is_found_on_nodes_that_agree() -> None:
         ({"clock_seconds": -2.0}, "slow", ("-2.00 s", "chrony")),
         ({"gpus": (GPU,), "told_gpus": 2.0}, "wrong", ("started with 2 GPUs", "lists 1")),
         ({"told_gpus": 8.0, "gpu_reason": "driver mismatch"}, "wrong", ("8 GPUs", "lists 0 (driver mismatch)")),
-        ({"gpus": (GPU[:2] + (0,),) * 2, "told_gpus": 2.0}, "slow", ("NVLink", "2 GPUs")),
+        ({"gpus": (UNLINKED, UNLINKED), "told_gpus": 2.0}, "slow", ("NVLink", "2 GPUs")),
         ({"gpus": (GPU,), "told_gpus": 1.0, "locked_bytes": 65536}, "slow", ("65536 bytes", "ulimit -l")),
         ({"rdma": True, "locked_bytes": 65536}, "slow", ("65536 bytes", "ulimit -l")),
         ({"shm_bytes": 64 * 2**20}, "slow", ("/dev/shm", str(64 * 2**20), "--shm-size")),
@@ -85,7 +86,7 @@ def test_a_pair_that_does_not_reach(changed: dict[str, Any], level: str, words: 
 
 
 def test_different_devices_are_told_once_and_what_is_wrong_comes_first() -> None:
-    nodes = [replace(FIRST, gpus=(GPU,)), replace(SECOND, gpus=(("NVIDIA L4", 24 * GIB, 0),), open_files=64)]
+    nodes = [replace(FIRST, gpus=(GPU,)), replace(SECOND, gpus=(UNLINKED,), open_files=64)]
     found = findings(nodes)
     assert [finding.check for finding in found] == ["open files", "GPUs"]
     assert "NVIDIA H200, NVIDIA L4" in found[1].what
