@@ -1,4 +1,4 @@
-"""Collects what `flowtrain doctor` judges: facts of every node, by a task on each, and what goes between two of them.
+"""Collects what `flowtrain doctor` judges: facts of every node, by an actor on each, and what goes between two of them.
 
 Every two nodes of a small cluster are a pair; of a larger one each node and the next, so that every node is tried both
 ways. All that is started has no cores of its own: it runs beside whatever uses the cluster.
@@ -26,7 +26,7 @@ from flowtrain.runtime.checkup import NodeFacts, PairFacts, facts_here
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.nodes import LOOPBACK, Node, look
 
-TASK_SECONDS = 60.0
+ANSWER_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
 ALL_PAIRS_UP_TO = 6
 PAYLOAD_BYTES = 16 * 2**20
@@ -48,10 +48,11 @@ def examine(address: str, config: Config | None, bench: bool) -> tuple[list[Node
     probe = _Probe(config)
     with Cluster(ClusterConfig(address=address)) as cluster, probe:
         nodes = cluster.join()
-        facts = _facts(nodes, [*_inputs(config), *probe.paths])
-        pairs = _pairs(len(nodes))
-        found = _connect(nodes, pairs)
-        return facts, _bench(nodes, found) if bench else found
+        actor = ray.remote(num_cpus=0)(Examiner)
+        examiners = [actor.options(scheduling_strategy=_at(node)).remote(node.number, node.address) for node in nodes]
+        facts = _facts(nodes, examiners, [*_inputs(config), *probe.paths])
+        pairs = _connect(nodes, examiners, _pairs(len(nodes)))
+        return facts, _bench(nodes, pairs) if bench else pairs
 
 
 def _inputs(config: Config | None) -> list[str]:
@@ -83,23 +84,47 @@ class _Probe:
             Path(path).unlink(missing_ok=True)
 
 
-def _facts(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NodeFacts]:
-    """A task on each node; the clock is read three times, the shortest way counts."""
+class Examiner:
+    """What looks around on a node, and listens on a port of its address for the others to try."""
 
-    def task(number: int, address: str, paths: Sequence[str]) -> NodeFacts:
-        return replace(facts_here(number, address), seen=look(paths))
+    def __init__(self, number: int, address: str) -> None:
+        self._number, self._address = number, address
+        self._socket = socket.create_server((address, 0))
+        threading.Thread(target=self._take, daemon=True).start()
 
-    def clock() -> float:
+    def facts(self, paths: Sequence[str]) -> NodeFacts:
+        return replace(facts_here(self._number, self._address), seen=look(paths))
+
+    def clock(self) -> float:
         return time.time()
 
-    asked = [_on(node, task).remote(node.number, node.address, list(wanted)) for node in nodes]
+    def port(self) -> int:
+        return int(self._socket.getsockname()[1])
+
+    def connect(self, address: str, port: int) -> str | None:
+        """Why a connection cannot be opened; None when it can."""
+        try:
+            socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
+        except OSError as error:
+            return str(error)
+        return None
+
+    def _take(self) -> None:
+        with suppress(OSError):
+            while True:
+                self._socket.accept()[0].close()
+
+
+def _facts(nodes: Sequence[Node], examiners: Sequence[Any], wanted: Sequence[str]) -> list[NodeFacts]:
+    """Of each node; its clock is read three times, and the shortest way counts."""
+    asked = [examiner.facts.remote(list(wanted)) for examiner in examiners]
     found = []
-    for node, ref in zip(nodes, asked, strict=True):
+    for node, examiner, ref in zip(nodes, examiners, asked, strict=True):
         facts: NodeFacts = _answer(ref, node)
         offsets = []
         for _ in range(3):
             before = time.time()
-            there = _answer(_on(node, clock).remote(), node)
+            there = _answer(examiner.clock.remote(), node)
             after = time.time()
             offsets.append(((after - before) / 2, there - (before + after) / 2))
         error, ahead = min(offsets)
@@ -107,18 +132,13 @@ def _facts(nodes: Sequence[Node], wanted: Sequence[str]) -> list[NodeFacts]:
     return found
 
 
-def _on(node: Node, function: Any) -> Any:
-    place = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    return ray.remote(num_cpus=0, max_retries=0)(function).options(scheduling_strategy=place)
-
-
 def _answer(ref: Any, node: Node) -> Any:
     try:
-        return ray.get(ref, timeout=TASK_SECONDS)
+        return ray.get(ref, timeout=ANSWER_SECONDS)
     except Exception as error:  # Ray has many kinds of it, and all say that the node cannot be used
         text = " ".join(str(error).split())[-300:]
         raise PlanError(
-            f"node {node.number} ({node.address}) cannot run FlowTrain's own task within {TASK_SECONDS:g} s: install "
+            f"node {node.number} ({node.address}) cannot run FlowTrain's own code within {ANSWER_SECONDS:g} s: install "
             f"flowtrain there, the same version as here, and start its Ray anew ({text})"
         ) from error
 
@@ -130,48 +150,17 @@ def _pairs(num: int) -> list[tuple[int, int]]:
     return [(number, (number + 1) % num) for number in range(num)]
 
 
-def _connect(nodes: Sequence[Node], pairs: Sequence[tuple[int, int]]) -> list[PairFacts]:
-    """Whether the reader of each pair can open a connection to a port that the owner has just chosen."""
-    listeners = {owner: _listener(nodes[owner]) for owner, _ in pairs}
-    try:
-        ports = {owner: _answer(actor.port.remote(), nodes[owner]) for owner, actor in listeners.items()}
-
-        def connect(address: str, port: int) -> str | None:
-            try:
-                socket.create_connection((address, port), timeout=CONNECT_SECONDS).close()
-            except OSError as error:
-                return str(error)
-            return None
-
-        asked = [
-            (owner, reader, _on(nodes[reader], connect).remote(nodes[owner].address, ports[owner]))
-            for owner, reader in pairs
-        ]
-        return [PairFacts(reader, owner, _answer(ref, nodes[reader])) for owner, reader, ref in asked]
-    finally:
-        for actor in listeners.values():
-            ray.kill(actor)
+def _connect(nodes: Sequence[Node], examiners: Sequence[Any], pairs: Sequence[tuple[int, int]]) -> list[PairFacts]:
+    """Whether the reader of each pair can open a connection to a port that the owner has chosen."""
+    ports = [_answer(examiner.port.remote(), node) for node, examiner in zip(nodes, examiners, strict=True)]
+    asked = [examiners[reader].connect.remote(nodes[owner].address, ports[owner]) for owner, reader in pairs]
+    return [
+        PairFacts(reader, owner, _answer(ref, nodes[reader])) for (owner, reader), ref in zip(pairs, asked, strict=True)
+    ]
 
 
-class _Listener:
-    """Takes connections on a port of its node's address, and drops them."""
-
-    def __init__(self, address: str) -> None:
-        self._socket = socket.create_server((address, 0))
-        threading.Thread(target=self._take, daemon=True).start()
-
-    def port(self) -> int:
-        return int(self._socket.getsockname()[1])
-
-    def _take(self) -> None:
-        with suppress(OSError):
-            while True:
-                self._socket.accept()[0].close()
-
-
-def _listener(node: Node) -> Any:
-    place = NodeAffinitySchedulingStrategy(node.id, soft=False)
-    return ray.remote(num_cpus=0)(_Listener).options(scheduling_strategy=place).remote(node.address)
+def _at(node: Node) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node.id, soft=False)
 
 
 def _bench(nodes: Sequence[Node], pairs: Sequence[PairFacts]) -> list[PairFacts]:
@@ -183,8 +172,7 @@ def _bench(nodes: Sequence[Node], pairs: Sequence[PairFacts]) -> list[PairFacts]
     actor = ray.remote(num_cpus=0, concurrency_groups={"control": 1})(PoolSide)
 
     def side(node: int, owner: int) -> Any:
-        place = NodeAffinitySchedulingStrategy(nodes[node].id, soft=False)
-        return actor.options(scheduling_strategy=place).remote(owner, PAYLOAD_BYTES, transports)
+        return actor.options(scheduling_strategy=_at(nodes[node])).remote(owner, PAYLOAD_BYTES, transports)
 
     owners = {number: side(number, 2 * number) for number in sorted({pair.owner for pair in pairs})}
     readers = {number: side(number, 2 * number + 1) for number in sorted({pair.reader for pair in pairs})}

@@ -31,7 +31,7 @@ import flowtrain
 from flowtrain.errors import ConfigError, LostProcessError, PlanError
 
 CALL_SECONDS = 20.0
-LOST_SECONDS = 20.0
+LOST_SECONDS = 15.0
 """How long a dashboard may be out of reach before its job counts as lost."""
 
 LOOK_SECONDS = 5.0
