@@ -254,8 +254,8 @@ class TelemetryConfig(Section):
 class ClusterConfig(Section):
     address: str | None = Field(
         None,
-        description="Ray cluster: `http://HEAD:8265` runs there as a job, `HOST:PORT` or `auto` joins the one that this "
-        "machine is in; null: a local node of our own.",
+        description="Ray cluster: `http://HEAD:8265` runs there as a job, `HOST:PORT` or `auto` joins the one that "
+        "this machine is in; null: a local node of our own.",
     )
     oversubscribe: bool | None = Field(
         None, description="Allow more processes than cores; null: allowed with one warning on a local CPU run."

@@ -304,7 +304,8 @@ def test_a_killed_head_is_told_to_who_follows(nodes: Nodes, tmp_path: Path) -> N
         until(lambda: "stopping after step" in launch.text("out"), "the job to hear it", allowed(10))
         launch.process.send_signal(signal.SIGINT)
         assert launch.end(within=5) == 130, launch.text("err")
-        assert (left := re.match(r"left job (\w+), which ends by itself", launch.last_line)), launch.last_line
+        left = re.match(r"left job (\w+), which ends by itself", launch.last_line)
+        assert left is not None, launch.last_line
     assert of_run(run_dir), "it goes on"
     command = nodes.command("jobs", "logs", left[1], "--follow")
     with subprocess.Popen(
