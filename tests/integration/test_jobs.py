@@ -301,7 +301,7 @@ def test_a_killed_head_is_told_to_who_follows(nodes: Nodes, tmp_path: Path) -> N
     with Launch(nodes, run_dir, *ONE_PROCESS, "debug.delays.consumer_pack_ms={0: 60000}") as launch:
         until(lambda: in_span(run_dir, b"train"), "a step to begin", SECONDS)
         launch.process.send_signal(signal.SIGINT)
-        until(lambda: "stopping after step" in launch.text("out"), "the job to hear it", allowed(10))
+        until(lambda: "asking job" in launch.text("err"), "the first to be told", allowed(10))
         launch.process.send_signal(signal.SIGINT)
         assert launch.end(within=5) == 130, launch.text("err")
         left = re.match(r"left job (\w+), which ends by itself", launch.last_line)
@@ -312,7 +312,7 @@ def test_a_killed_head_is_told_to_who_follows(nodes: Nodes, tmp_path: Path) -> N
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=nodes.environment
     ) as follower:
         assert follower.stdout is not None
-        next(line for line in follower.stdout if "stopping after step" in line)
+        next(line for line in follower.stdout if "one sample" in line)
         nodes.kill(0)
         assert_nothing_left(run_dir)
         _, err = follower.communicate(timeout=allowed(30))
