@@ -189,17 +189,21 @@ class JobLog:
     def feed(self, piece: str) -> str:
         """What of the log can be shown now, whole lines."""
         *lines, self._open = (self._open + piece).split("\n")
-        return "".join(f"{line}\n" for line in lines if self._shown(line))
+        return "".join(map(self._shown, lines))
 
     def rest(self) -> str:
         """A last line without its end."""
         line, self._open = self._open, ""
-        return f"{line}\n" if line and self._shown(line) else ""
+        return self._shown(line) if line else ""
 
-    def _shown(self, line: str) -> bool:
-        if line.startswith(JOB_END):
-            self.end = json.loads(line.removeprefix(JOB_END))
-        return self.end is None
+    def _shown(self, line: str) -> str:
+        """What another process has left without an end of line may stand in front of the record."""
+        if self.end is not None:
+            return ""
+        before, mark, record = line.partition(JOB_END)
+        if mark:
+            self.end = json.loads(record)
+        return "" if mark and not before else f"{before}\n"
 
 
 def _guessed(job: Job) -> dict[str, Any]:

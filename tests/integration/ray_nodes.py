@@ -1,7 +1,7 @@
-"""Ray nodes on this machine, in a process of their own: `python ray_nodes.py NUM_NODES CPUS [namespaces]`.
+"""Ray nodes on this machine, in a process of their own: `python ray_nodes.py NUM_NODES CPUS [FOLDER]`.
 
-Tells addresses as one line of JSON. With `namespaces` every node has a network namespace, and with it an address, of
-its own; their links meet in a bridge.
+Tells addresses as one line of JSON. With FOLDER every node has a network namespace, and with it an address, of its own;
+their links meet in a bridge, and FOLDER has other contents on each.
 
 | line on stdin | does |
 |---|---|
@@ -51,8 +51,9 @@ def namespaces(num: int) -> Iterator[list[str]]:
             ip("netns", "del", name, check=False)
 
 
-def enter(name: str) -> None:
-    """This thread, and processes that it starts, are in the namespace from now on, and see its devices in /sys."""
+def enter(name: str, folder: str) -> None:
+    """This thread, and processes that it starts, are in the namespace from now on, see its devices in /sys and a disk
+    of its own at `folder`."""
     libc = ctypes.CDLL(None, use_errno=True)
 
     def call(function: Any, *arguments: Any) -> None:
@@ -65,16 +66,17 @@ def enter(name: str) -> None:
     call(libc.mount, b"none", b"/", None, SLAVE, None)
     call(libc.umount2, b"/sys", DETACH)
     call(libc.mount, name.encode(), b"/sys", b"sysfs", 0, None)
+    call(libc.mount, name.encode(), folder.encode(), b"tmpfs", 0, b"size=16m")
 
 
-def main(num_nodes: int, cpus: int, names: list[str]) -> None:
+def main(num_nodes: int, cpus: int, names: list[str], folder: str = "") -> None:
     warnings.simplefilter("ignore")
     from ray.cluster_utils import Cluster
 
     def size(number: int) -> dict[str, Any]:
         own = {"num_cpus": cpus, "object_store_memory": 96 * 2**20}
         if names:
-            enter(names[number])
+            enter(names[number], folder)
             own["node_ip_address"] = f"10.78.0.{number + 1}"
         return own
 
@@ -98,9 +100,9 @@ def main(num_nodes: int, cpus: int, names: list[str]) -> None:
 
 if __name__ == "__main__":
     number, cores = int(sys.argv[1]), int(sys.argv[2])
-    if sys.argv[3:] == ["namespaces"]:
+    if sys.argv[3:]:
         os.environ["UCX_NET_DEVICES"] = DEVICE
         with namespaces(number) as made:
-            main(number, cores, made)
+            main(number, cores, made, sys.argv[3])
     else:
         main(number, cores, [])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,12 +51,14 @@ SLOW = ("debug.delays.consumer_pack_ms={0: 300}",)
 
 @dataclass
 class Nodes:
-    """The cluster; `prefix`: what a command stands behind, so that it reaches the dashboard."""
+    """The cluster; `prefix`: what a command stands behind, so that it reaches the dashboard; `local`: a folder with
+    other contents on each node, where they have addresses of their own."""
 
     dashboard: str
     prefix: list[str]
     environment: dict[str, str]
     control: subprocess.Popen[str]
+    local: Path
 
     def kill(self, node: int) -> None:
         stdin, stdout = self.control.stdin, self.control.stdout
@@ -80,6 +83,8 @@ class Nodes:
 
 def can_make_namespaces() -> bool:
     name = f"ft-probe{os.getpid()}"
+    if os.geteuid() != 0 or shutil.which("ip") is None:
+        return False
     made = subprocess.run(["ip", "netns", "add", name], capture_output=True, timeout=20, check=False).returncode == 0
     if made:
         subprocess.run(["ip", "netns", "del", name], capture_output=True, timeout=20, check=False)
@@ -94,7 +99,8 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN, "HOME": str(home), "PATH": path}
     environment = {**os.environ, **variables, "PYTHONPATH": str(HERE.parents[1]), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, str(HERE / "ray_nodes.py"), "4", "2"]
-    command += ["namespaces"] if os.geteuid() == 0 and can_make_namespaces() else []
+    local = tmp_path_factory.mktemp("local")
+    command += [str(local)] if can_make_namespaces() else []
     with (home / "err").open("w") as err:
         control = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=err, text=True, env=environment
@@ -104,7 +110,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         told = json.loads(control.stdout.readline() or "null")
         assert told, (home / "err").read_text()
         prefix = ["ip", "netns", "exec", told["namespaces"][0]] if told["namespaces"] else []
-        yield Nodes(told["dashboard"], prefix, environment, control)
+        yield Nodes(told["dashboard"], prefix, environment, control, local)
     finally:
         assert control.stdin is not None
         control.stdin.close()
@@ -251,6 +257,16 @@ def test_a_job_refused_at_once(
     with Launch(nodes, tmp_path / "run", *overrides, options=options) as launch:
         assert launch.end(within=40) == code, launch.text("err")
         assert all(word in launch.last_line for word in words), launch.last_line
+
+
+def test_a_run_dir_of_one_node_is_refused(nodes: Nodes) -> None:
+    if not nodes.prefix:
+        pytest.skip("folders that differ between nodes can be made with network namespaces only, which needs root")
+    run_dir = nodes.local / "run"
+    with Launch(nodes, run_dir, *ACROSS, "train.max_steps=2") as launch:
+        assert launch.end(within=60) == 4, launch.text("err")
+        assert f"node 1 (10.78.0.2) does not have {run_dir}/decisions.jsonl" in launch.last_line
+        assert "run.dir on storage that all nodes share" in launch.last_line
 
 
 @pytest.mark.parametrize("token", ["", "another-token-0123456789abcdef01"])

@@ -87,6 +87,9 @@ def test_a_log_is_shown_up_to_the_record_of_its_end(
         shown = "".join(log.feed(text[at : at + size]) for at in range(0, len(text), size)) + log.rest()
         assert shown == "step 1\nstep 2\n"
         assert log.end == {"exit": 3, "line": "row 7: broken", "result": {"steps": 2}}
+    log = JobLog()
+    assert log.feed("half a line" + text.removeprefix("step 1\nstep 2\n")) == "half a line\n"
+    assert log.end is not None
     assert text.endswith("row 7: broken\n"), "who reads the log itself finds the line at its end"
 
 
