@@ -46,6 +46,10 @@ class Cell:
         return f"{self.family} {self.producers} x {self.consumers}, {frozen} frozen"
 
 
+INTERTWINED = ("gemma3", "llava_onevision")
+"""Image blocks that attend both ways; features that depend on the rest of the row."""
+
+
 def table(families: tuple[str, ...]) -> list[Cell]:
     """Every cell that is claimed, Qwen3-VL first."""
     cells = [Cell("qwen3_vl", e, b) for e in ("r1", "r2", "f2", "t2") for b in BACKBONES]
@@ -59,12 +63,15 @@ def table(families: tuple[str, ...]) -> list[Cell]:
     cells += [Cell("qwen3_vl", "r2", "f2", ("backbone",))]
     for family in families:
         if family in ONE_BY_ONE:
-            cells.append(Cell(family, "f2"))
+            cells += [Cell(family), Cell(family, "f2")]
         elif family != "qwen3_vl":
-            cells += [Cell(family, "r1", b) for b in ("f2", "t2", "c2", "p2")]
+            cells += [Cell(family, "r1", b) for b in ("r1", "f2", "t2", "c2", "p2")]
             cells += [Cell(family, "r1", "f2e2")] if family.endswith("_moe") else []
             cells += [Cell(family, "f2", "r1"), Cell(family, "r1", "f2", PROJECTOR)]
-    return cells
+    for family in INTERTWINED:
+        backbones = ("r1", "f2", "t2", "c2")
+        cells += [Cell(family, e, b, freeze) for e in ("r1", "r2") for b in backbones for freeze in ((), PROJECTOR)]
+    return list(dict.fromkeys(cells))
 
 
 @contextmanager
