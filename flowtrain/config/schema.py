@@ -245,6 +245,7 @@ class TelemetryConfig(Section):
     sinks: tuple[Literal["prometheus", "tensorboard", "wandb", "ray"], ...] = Field(
         (), description="Where metrics go beside metrics.jsonl; `ray`: the metrics agent of `cluster.address`."
     )
+    device_seconds: float = Field(5.0, ge=0, description="Interval at which GPUs are asked by NVML; 0: never.")
     prometheus_host: str = Field("127.0.0.1", description="Address of this machine that the prometheus sink is on.")
     prometheus_port: int = Field(9400, ge=0, le=65535, description="Port of the prometheus sink; 0: a free one.")
     wandb_project: str = Field("flowtrain", description="Project of the wandb sink.")

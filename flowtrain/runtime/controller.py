@@ -33,6 +33,7 @@ from flowtrain.runtime.ahead import may_compose
 from flowtrain.runtime.checkpoints import CheckpointWriter
 from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs
+from flowtrain.runtime.device_watch import DeviceWatch
 from flowtrain.runtime.executor import Answer, Executor
 from flowtrain.runtime.failure import true_cause
 from flowtrain.runtime.flow import Flow
@@ -57,9 +58,10 @@ METHODS = {EncodeOrder: "encode", PackOrder: "train", BackwardOrder: "backward",
 class Controller:
     """Runs one training run over started, configured stages; see the page above.
 
-    `compose_eval(index)` is the evaluation pass after update `index`; `data_order`: what the order of rows depends on;
-    `trace`: of the controller; `restored_roles`: sides of the checkpoint gone on from, saved even if they do not train;
-    `dump_to`: folder for gradients and parameters of every step (`flowtrain verify`).
+    `compose_eval(index)` is the evaluation pass after update `index`; `data_order`: what the order of rows depends
+    on; `trace`: of the controller; `devices`: of the nodes; `restored_roles`: sides of the checkpoint gone on from,
+    saved even if they do not train; `dump_to`: folder for gradients and parameters of every step (`flowtrain
+    verify`).
     """
 
     def __init__(
@@ -79,6 +81,7 @@ class Controller:
         peers: Peers,
         data_order: Mapping[str, Any],
         trace: ControllerTrace,
+        devices: DeviceWatch,
         restored_roles: frozenset[Role] = frozenset(),
         dump_to: Path | None = None,
     ) -> None:
@@ -97,6 +100,7 @@ class Controller:
         self.peers = peers
         self.data_order = data_order
         self.trace = trace
+        self.devices = devices
         self.restored_roles, self.dump_to = restored_roles, dump_to
         self._ends: dict[StepKey, StepEnd] = {}
         self._updating: dict[int, StepEnd] = {}
@@ -115,6 +119,7 @@ class Controller:
         """Train until the last step, its evaluation and its checkpoint are done, or to the orderly end of a signal."""
         self.stop.orderly, self.stop.wake = True, self.executor.wake
         self.trace.step_ended(self.schedule.first_step)
+        self.send(self.devices.due())
         try:
             self._until(self._trained)
             if not self.stop.requested:
@@ -196,6 +201,10 @@ class Controller:
         self._in_flight -= 1
         self.trace.taken(answer.role, answer.rank, answer.method)
         self._last_answer = time.monotonic()
+        if answer.method == "devices":
+            for news in self.devices.answered(answer.role, answer.rank, answer.value):
+                self.ledger.line(news)
+            return
         self._answered[answer.role, answer.rank, answer.method] = answer.value
         for value in self.peers.answered(answer.role, answer.rank, answer.method, answer.value):
             self._tell(answer, value)
@@ -298,7 +307,8 @@ class Controller:
         for index, end in sorted(self._updating.items()):
             if not end.done or not self._may_record(index):
                 break
-            self.ledger.record(index, end.updates, self.replan.recorded(index, self))
+            self.ledger.record(index, end.updates, self.replan.recorded(index, self) | self.devices.measured())
+            self.send(self.devices.due())
             del self._updating[index]
             self._note_recorded(index)
             self.costs.recorded(index)

@@ -28,6 +28,7 @@ from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import ModelShape
 from flowtrain.telemetry.console import Progress, format_seconds
 from flowtrain.telemetry.fatal import exit_code_of
+from flowtrain.telemetry.metrics import LAST_STEP
 from flowtrain.telemetry.mfu import Fleet
 from flowtrain.telemetry.registry import Metric
 from flowtrain.telemetry.run_files import RunFiles
@@ -169,13 +170,14 @@ class Ledger:
         self.line(f"step {index}: evaluation loss {loss:.4f}")
 
     def record(
-        self, index: int, updates: Mapping[tuple[Role, int], UpdateReport], of_plan: Mapping[Metric, Any]
+        self, index: int, updates: Mapping[tuple[Role, int], UpdateReport], of_run: Mapping[Metric, Any]
     ) -> None:
-        """Write what one step did; called once a step, in order. `of_plan`: what is to be said of the plan."""
+        """Write what one step did; called once a step, in order. `of_run`: what is known beside the step."""
         book = self._books.pop(index)
         start = time.thread_time()
         metrics = book.metrics(self.config, self.shape, self.plan, self._pace, updates)
-        metrics = replace(metrics, fleet=self.fleet, telemetry_seconds=self._telemetry_seconds, of_plan=of_plan)
+        metrics = replace(metrics, fleet=self.fleet, telemetry_seconds=self._telemetry_seconds)
+        metrics = replace(metrics, of_run={LAST_STEP: self._total, **of_run})
         if self.config.run.trace_samples:
             for pack in book.step.packs:
                 ids = [sample.id for sample in pack.samples if sample.position not in book.bad]

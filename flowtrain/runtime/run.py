@@ -30,6 +30,7 @@ from flowtrain.runtime.collector import rare_collection
 from flowtrain.runtime.controller import Controller
 from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs, ReplayLog
+from flowtrain.runtime.device_watch import DeviceWatch
 from flowtrain.runtime.exchange import COLOCATED, EXCHANGES
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
@@ -254,6 +255,7 @@ def _controller(
         Peers({Role.PRODUCER: plan.producers.layout, Role.CONSUMER: plan.consumers.layout}),
         inputs.data_order,
         trace,
+        DeviceWatch(plan, config.telemetry.device_seconds),
         frozenset(role for role in Role if inputs.resume is not None and (inputs.resume / str(role)).is_dir()),
         inputs.run_dir / "verify" if dump else None,
     )

@@ -11,6 +11,7 @@
 | `attach`, `detach` | consumer | opens the producers' segments; lets go of those of producers that have left |
 | `regroup` | all of a side that stay | leaves the collectives of the side for those of another number of ranks |
 | `clock`, `flush_trace` | all | its monotonic clock; what its trace still holds, to the file |
+| `devices` | one of a node | the newest figures of the node's GPUs |
 | `sample_text` | reader | one row as the model reads it, for the start-up table |
 | `restore` | all | parameters and optimizer from a checkpoint |
 | `save` | all of a side | what each is the first to hold of its parameters and optimizer |
@@ -43,6 +44,7 @@ from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.runtime.executor import StageReport, StageSpec
 from flowtrain.runtime.failure import telling_peers
 from flowtrain.runtime.nodes import LOOPBACK, Sight, look
+from flowtrain.telemetry.nvml import DeviceSampler, NodeDevices
 from flowtrain.telemetry.spans import Spans, no_span
 from flowtrain.telemetry.trace import Trace
 from flowtrain.types import Role
@@ -77,6 +79,7 @@ class StageSlot:
         self._store: Any = None
         self._joined = False
         self._holding: Holding | None = None
+        self._sampler: DeviceSampler | None = None
 
     def call(self, method: str, args: Sequence[Any], payloads: Sequence[Any]) -> tuple[Any, Any]:
         """The method's answer, and for `read` the payload block beside it."""
@@ -94,6 +97,9 @@ class StageSlot:
         reserved, self._reserved = self._reserved, None
         if reserved is not None and reserved.exception() is None:
             reserved.result().close()
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
         self._end_stage()
 
     def _end_stage(self) -> None:
@@ -183,6 +189,11 @@ class StageSlot:
     def _flush_trace(self) -> None:
         if self.spans is not None and self.spans.trace is not None:
             self.spans.trace.flush()
+
+    def _devices(self, seconds: float) -> NodeDevices:
+        if self._sampler is None:
+            self._sampler = DeviceSampler(seconds)
+        return self._sampler.latest()
 
     def _sample_text(self) -> str | None:
         text: str | None = self.stage.first_sample()

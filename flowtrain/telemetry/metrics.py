@@ -61,6 +61,11 @@ APPLIED = _add(
     "update_applied", FACT, "", "false when the update was left out: a non-finite gradient, or no trained token"
 )
 
+NONFINITE = _add(
+    "update/nonfinite", COUNTER, "", "1 where the loss or the gradient norm is not finite, else 0", steps=SUM
+)
+LAST_STEP = _add("last_step", GAUGE, "", "updates that the run is to make in all", steps=LAST, optional=True)
+
 # --- speed ------------------------------------------------------------------------------------------------------------
 
 STEP_SECONDS = _add(
@@ -232,4 +237,30 @@ PLAN_DRIFT = _add(
 )
 PLAN_PROPOSAL = _add(
     "plan/proposal", GAUGE, "", "number of producers proposed at this step, else null", steps=LAST, optional=True
+)
+
+# --- devices: the newest sample of each (`nvml`), NODE and number as in n0g1; n0 where the node has none to ask ------
+
+DEVICE_STATE = _add(
+    "device/state/DEVICE",
+    FACT,
+    "",
+    "`ok`, or why figures of this device (n0g1: GPU 1 of node 0) or of the whole node (n0) are null",
+    optional=True,
+)
+DEVICE_THROTTLE = _add("device/throttle/DEVICE", FACT, "", "what slows its clocks down: power or heat", optional=True)
+DEVICE_UTILIZATION = _add(
+    "device/utilization/DEVICE(%)", GAUGE, "%", "share of time in which a kernel ran", steps=MEAN, optional=True
+)
+DEVICE_MEMORY = _add(
+    "device/memory_used/DEVICE(GiB)", GAUGE, "GiB", "memory in use, by all processes", steps=MAX, optional=True
+)
+DEVICE_POWER = _add("device/power/DEVICE(W)", GAUGE, "W", "electric power", steps=MEAN, optional=True)
+DEVICE_TEMPERATURE = _add("device/temperature/DEVICE(C)", GAUGE, "C", "of the chip", steps=MAX, optional=True)
+DEVICE_PCIE = _add("device/pcie/DEVICE(B/s)", GAUGE, "B/s", "bytes over PCIe, both ways", steps=MEAN, optional=True)
+DEVICE_NVLINK = _add(
+    "device/nvlink/DEVICE(B/s)", GAUGE, "B/s", "bytes over NVLink, both ways, all links", steps=MEAN, optional=True
+)
+DEVICE_THROTTLED = _add(
+    "device/throttled/DEVICE", GAUGE, "", "1 while power or heat slows its clocks down", steps=MEAN, optional=True
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from math import isfinite
 from typing import TYPE_CHECKING, Any
 
 from flowtrain.telemetry import metrics as m
@@ -48,7 +49,7 @@ class StepMetrics:
         palm_flops: training FLOPs of the backbone by the PaLM paper's formula.
         telemetry_seconds: processor time that telemetry took on the controller.
         applied: False when the update was left out (non-finite, or no trained token).
-        of_plan: what replanning has to say of the step.
+        of_run: what the controller knows beside the step: its plan, its last step, the devices.
     """
 
     step: int
@@ -87,7 +88,7 @@ class StepMetrics:
     num_skipped: int = 0
     telemetry_seconds: float | None = None
     applied: bool = True
-    of_plan: Mapping[Metric, Any] = field(default_factory=dict)
+    of_run: Mapping[Metric, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         assert self.step >= 1, f"steps are counted from 1, not {self.step}"
@@ -133,6 +134,7 @@ class StepMetrics:
             m.LR: max(self.lr.values(), default=None),
             m.LR_OF: {module.value: rate for module, rate in self.lr.items()},
             m.APPLIED: self.applied,
+            m.NONFINITE: int(self.trained_tokens > 0 and not (isfinite(self.loss) and isfinite(self.grad_norm))),
             m.STEP_SECONDS: self.seconds,
             m.TELEMETRY_SECONDS: self.telemetry_seconds,
             m.MEMORY: None if self.max_memory_bytes is None else self.max_memory_bytes / GIB,
@@ -154,7 +156,7 @@ class StepMetrics:
             m.ENCODE_IMBALANCE_MEASURED: self.producer_seconds,
             m.COST_ERROR: _percent(self.cost_error),
             **self._speed(),
-            **self.of_plan,
+            **self.of_run,
         }
         if self.eval_loss is not None:
             measured[m.EVAL_LOSS] = self.eval_loss

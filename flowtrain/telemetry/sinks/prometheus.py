@@ -2,9 +2,11 @@
 
 | metric | becomes |
 |---|---|
-| `mfu(%)`, gauge, % | `flowtrain_mfu_percent` |
-| `tokens/trained`, counter, tokens | `flowtrain_tokens_trained_total` |
-| `lr/MODULE`, gauge | `flowtrain_lr_by_module{module="encoder"}` |
+| `mfu(%)`, gauge, % | `flowtrain_mfu_percent{run="digits"}` |
+| `tokens/trained`, counter, tokens | `flowtrain_tokens_trained_total{run="digits"}` |
+| `lr/MODULE`, gauge | `flowtrain_lr_by_module{run="digits",module="encoder"}` |
+
+`run` is the name of the run's folder.
 
 Loopback unless `telemetry.prometheus_host` says otherwise: there is no authentication.
 """
@@ -13,11 +15,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from threading import Lock
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client.metrics_core import Metric as FamilyMetric
 
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
@@ -32,6 +36,9 @@ UNIT_WORDS = {
     "tokens/s": "tokens_per_second",
     "TFLOP/s": "teraflops",
     "FLOP": "flop",
+    "W": "watts",
+    "C": "celsius",
+    "B/s": "bytes_per_second",
 }
 """Units that a name of ours does not say in letters that Prometheus takes."""
 
@@ -60,21 +67,33 @@ def numbers(record: Mapping[str, Any]) -> list[tuple[Metric, str | None, float]]
     ]
 
 
+class WholeSteps(CollectorRegistry):
+    """What is fetched is of one step, never half of one and half of the next."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.writing = Lock()
+
+    def collect(self) -> Iterator[FamilyMetric]:
+        with self.writing:
+            yield from list(super().collect())
+
+
 class PrometheusSink:
-    """`port`: where it listens; `telemetry.prometheus_port: 0` takes a free one."""
+    """`port`: where it listens; `telemetry.prometheus_port: 0` takes a free one. A gauge that is not known is NaN."""
 
     def __init__(self, config: Config, run_dir: Path) -> None:
         host, port = config.telemetry.prometheus_host, config.telemetry.prometheus_port
-        self._registry = CollectorRegistry()
+        self._run = run_dir.name
+        self._registry = WholeSteps()
         self._by_metric: dict[Metric, Gauge | Counter] = {}
         for metric in METRICS:
             if metric.kind is not Kind.FACT:
                 kind = Counter if metric.kind is Kind.COUNTER else Gauge
-                labels = (metric.label,) if metric.label else ()
+                labels = ("run", metric.label) if metric.label else ("run",)
                 made = kind(prometheus_name(metric), metric.meaning, labels, registry=self._registry)
                 self._by_metric[metric] = made
-        step = Gauge("flowtrain_step", "newest finished update", registry=self._registry)
-        self._set_step: Callable[[float], None] = step.set
+        self._step = Gauge("flowtrain_step", "newest finished update", ("run",), registry=self._registry)
         try:
             self._server, self._thread = start_http_server(port, host, self._registry)
         except OSError as error:
@@ -87,14 +106,17 @@ class PrometheusSink:
         print(f"metrics are at http://{host}:{self.port}/metrics", flush=True)
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self._set_step(record["step"])
-        for metric, part, value in numbers(record):
-            series = self._by_metric[metric]
-            child = series if part is None else series.labels(part)
-            if isinstance(child, Counter):
-                child.inc(value)
-            else:
-                child.set(value)
+        with self._registry.writing:
+            self._step.labels(self._run).set(record["step"])
+            for name, value in record.items():
+                metric, part = METRICS.find(name)
+                if metric.kind is Kind.FACT:
+                    continue
+                child = self._by_metric[metric].labels(self._run, *(() if part is None else (part,)))
+                if isinstance(child, Gauge):
+                    child.set(math.nan if value is None else value)
+                elif value is not None:
+                    child.inc(value)
 
     def close(self) -> None:
         self._server.shutdown()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 import time
 import urllib.request
@@ -48,10 +49,12 @@ def test_prometheus_fetches_the_newest_values_and_sums(tmp_path: Path) -> None:
         guarded.write(RECORD)
         guarded.write(RECORD | {"step": 2, "loss_metrics/global_avg_loss": 1.0})
         found = fetch(sink.port)
-    assert found["flowtrain_step"] == 2
-    assert found["flowtrain_loss_metrics_global_avg_loss"] == 1.0
-    assert found["flowtrain_tokens_trained_total"] == 100
-    assert found['flowtrain_lr_by_module{module="encoder"}'] == 1e-4
+    run = f'{{run="{tmp_path.name}"}}'
+    assert found[f"flowtrain_step{run}"] == 2
+    assert found[f"flowtrain_loss_metrics_global_avg_loss{run}"] == 1.0
+    assert found[f"flowtrain_tokens_trained_total{run}"] == 100
+    assert found[f'flowtrain_lr_by_module{{module="encoder",run="{tmp_path.name}"}}'] == 1e-4
+    assert math.isnan(found[f"flowtrain_mfu_percent{run}"]), "what is not known is no 0"
     assert not [name for name in found if "loss_hex" in name or "applied" in name]
     with pytest.raises(OSError, match="refused"):
         fetch(sink.port)
@@ -136,7 +139,7 @@ def test_a_sink_that_breaks_is_told_of_once_and_the_others_go_on(tmp_path: Path)
             for sink in sinks:
                 sink.write(RECORD | {"step": step})
         found = fetch(sinks[1]._sink.port)  # type: ignore[attr-defined]
-    assert found["flowtrain_step"] == 3
+    assert found[f'flowtrain_step{{run="{tmp_path.name}"}}'] == 3
     assert warnings == ["warning: telemetry sink tensorboard broke and is given up (ConnectionResetError: gone)"]
     assert (len(made[0].taken), made[0].closed) == (2, 1)
 

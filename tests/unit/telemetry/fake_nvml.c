@@ -1,0 +1,78 @@
+/* A stand-in for NVIDIA's library: what it answers is in the file that FAKE_NVML names, read anew at every call.
+   Lines are "KEY NUMBER": init, count, lost (index of a device that has fallen off the bus), mig, throttle, links (KiB
+   so far), and fail.FIGURE (the error of one figure). Two devices, all well, where a line is missing. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct { unsigned long long total, free, used; } memory_t;
+typedef struct { unsigned gpu, memory; } rates_t;
+typedef struct {
+    unsigned field, scope;
+    long long timestamp, latency;
+    unsigned type, result;
+    unsigned long long value;
+} field_t;
+
+static long devices[] = {0, 1, 2, 3};
+
+static long told(const char *key, long otherwise) {
+    const char *path = getenv("FAKE_NVML");
+    FILE *file = path ? fopen(path, "r") : NULL;
+    char name[64];
+    long value;
+    while (file && fscanf(file, "%63s %ld", name, &value) == 2)
+        if (!strcmp(name, key)) otherwise = value;
+    if (file) fclose(file);
+    return otherwise;
+}
+
+static int ask(void *device, const char *figure) {
+    char key[64];
+    if (device && *(long *)device == told("lost", -1)) return 15;
+    snprintf(key, sizeof key, "fail.%s", figure);
+    return (int)told(key, 0);
+}
+
+int nvmlInitWithFlags(unsigned flags) { return (int)told("init", 0); }
+int nvmlShutdown(void) { return 0; }
+const char *nvmlErrorString(int code) { return code == 999 ? "Unknown Error" : "an error"; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)told("count", 2); return ask(NULL, "count"); }
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
+    *device = &devices[index];
+    return ask(*device, "handle");
+}
+int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *next) {
+    *now = *next = (unsigned)told("mig", 0);
+    return ask(device, "mig");
+}
+int nvmlDeviceGetUtilizationRates(void *device, rates_t *rates) {
+    rates->gpu = 40 + 10 * (unsigned)*(long *)device;
+    if (told("mig", 0)) return 3;
+    return ask(device, "utilization");
+}
+int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
+    memory->total = 80ull << 30; memory->used = 3ull << 29; memory->free = memory->total - memory->used;
+    return ask(device, "memory");
+}
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { *milliwatts = 312500; return ask(device, "power"); }
+int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *celsius) {
+    *celsius = sensor ? 0 : 61;
+    return ask(device, "temperature");
+}
+int nvmlDeviceGetPcieThroughput(void *device, unsigned way, unsigned *kilobytes) {
+    *kilobytes = way ? 500 : 1500;
+    return ask(device, "pcie");
+}
+int nvmlDeviceGetFieldValues(void *device, int count, field_t *values) {
+    for (int i = 0; i < count; i++) {
+        values[i].result = (unsigned)told("fail.link", 0);
+        values[i].type = 3;
+        values[i].value = (unsigned long long)told("links", 1024);
+    }
+    return ask(device, "nvlink");
+}
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, unsigned long long *bits) {
+    *bits = (unsigned long long)told("throttle", 1);
+    return ask(device, "throttle");
+}
