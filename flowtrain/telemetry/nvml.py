@@ -160,12 +160,16 @@ class _Device:
         if bits is not None:
             names = [name for bit, name in THROTTLES.items() if bits & bit]
             told |= {"throttled": float(bool(names)), "throttle": ", ".join(names) or "none"}
-        if self._problem is not None and self._problem.startswith("lost"):
-            return DeviceSample(self._problem)  # what was told before it went is of the past
+        if self._lost:
+            return DeviceSample(self._problem or LOST)  # what was told before it went is of the past
         return DeviceSample(self._problem or (MIG if mig else OK), **told)
 
+    @property
+    def _lost(self) -> bool:
+        return self._problem is not None and self._problem.startswith("lost")
+
     def _ask(self, figure: str, call: Callable[[], Any]) -> Any:
-        if figure in self._untold or (self._problem or "").startswith("lost"):
+        if figure in self._untold or self._lost:
             return None
         try:
             return call()

@@ -93,6 +93,8 @@ class PrometheusSink:
                 labels = ("run", metric.label) if metric.label else ("run",)
                 made = kind(prometheus_name(metric), metric.meaning, labels, registry=self._registry)
                 self._by_metric[metric] = made
+                if metric.kind is Kind.COUNTER and not metric.label:
+                    made.labels(self._run)  # 0 from the start: a rate needs the value before the first amount
         self._step = Gauge("flowtrain_step", "newest finished update", ("run",), registry=self._registry)
         try:
             self._server, self._thread = start_http_server(port, host, self._registry)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -12,6 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import fake_nvml
 import pytest
 from busy import allowed
 
@@ -40,12 +39,8 @@ print(json.dumps(sampler._thread.is_alive()), flush=True)
 
 @pytest.fixture(scope="module")
 def library() -> Iterator[Path]:
-    if (compiler := shutil.which("gcc")) is None:
-        pytest.skip("no C compiler (gcc)")
     with tempfile.TemporaryDirectory() as folder:
-        target = Path(folder) / "libnvidia-ml.so.1"
-        source = Path(__file__).with_name("fake_nvml.c")
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", target, source], check=True, timeout=60)
+        fake_nvml.build(Path(folder))
         yield Path(folder)
 
 
@@ -55,16 +50,17 @@ class Sampled:
     def __init__(self, library: Path, control: Path, seconds: float, **answers: int) -> None:
         self._control = control
         self.answer(**answers)
-        environment = os.environ | {"LD_LIBRARY_PATH": str(library), "FAKE_NVML": str(control)}
         command = [sys.executable, "-c", SAMPLER, str(seconds)]
         self._process = subprocess.Popen(
-            command, env=environment, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            command,
+            env=fake_nvml.environment(library, control),
+            text=True,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
         )
 
     def answer(self, **answers: int) -> None:
-        aside = self._control.with_suffix(".new")
-        aside.write_text("".join(f"{key.replace('_', '.')} {value}\n" for key, value in answers.items()))
-        aside.replace(self._control)
+        fake_nvml.answer(self._control, **answers)
 
     def ask(self, text: str = "sample") -> Any:
         assert self._process.stdin

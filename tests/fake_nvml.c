@@ -1,6 +1,6 @@
 /* A stand-in for NVIDIA's library: what it answers is in the file that FAKE_NVML names, read anew at every call.
    Lines are "KEY NUMBER": init, count, lost (index of a device that has fallen off the bus), mig, throttle, links (KiB
-   so far), and fail.FIGURE (the error of one figure). Two devices, all well, where a line is missing. */
+   so far), utilization, memory (MiB), power (mW), temperature, pcie (kB/s), fail.FIGURE (the error of one figure). Two devices, all well, where a line is missing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -47,21 +47,21 @@ int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *next) {
     return ask(device, "mig");
 }
 int nvmlDeviceGetUtilizationRates(void *device, rates_t *rates) {
-    rates->gpu = 40 + 10 * (unsigned)*(long *)device;
+    rates->gpu = (unsigned)told("utilization", 40) + 10 * (unsigned)*(long *)device;
     if (told("mig", 0)) return 3;
     return ask(device, "utilization");
 }
 int nvmlDeviceGetMemoryInfo(void *device, memory_t *memory) {
-    memory->total = 80ull << 30; memory->used = 3ull << 29; memory->free = memory->total - memory->used;
+    memory->total = 80ull << 30; memory->used = (unsigned long long)told("memory", 1536) << 20; memory->free = memory->total - memory->used;
     return ask(device, "memory");
 }
-int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { *milliwatts = 312500; return ask(device, "power"); }
+int nvmlDeviceGetPowerUsage(void *device, unsigned *milliwatts) { *milliwatts = (unsigned)told("power", 312500); return ask(device, "power"); }
 int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *celsius) {
-    *celsius = sensor ? 0 : 61;
+    *celsius = sensor ? 0 : (unsigned)told("temperature", 61);
     return ask(device, "temperature");
 }
 int nvmlDeviceGetPcieThroughput(void *device, unsigned way, unsigned *kilobytes) {
-    *kilobytes = way ? 500 : 1500;
+    *kilobytes = (unsigned)told("pcie", 1000) + (way ? 500 : -500);
     return ask(device, "pcie");
 }
 int nvmlDeviceGetFieldValues(void *device, int count, field_t *values) {
