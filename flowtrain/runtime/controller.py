@@ -199,12 +199,12 @@ class Controller:
                 failure.error.add_note(left)
             raise failure.error
         self._in_flight -= 1
-        self.trace.taken(answer.role, answer.rank, answer.method)
         self._last_answer = time.monotonic()
-        if answer.method == "devices":
+        if answer.method == "devices":  # no step waits for it, so that no critical path leads over it
             for news in self.devices.answered(answer.role, answer.rank, answer.value):
                 self.ledger.line(news)
             return
+        self.trace.taken(answer.role, answer.rank, answer.method)
         self._answered[answer.role, answer.rank, answer.method] = answer.value
         for value in self.peers.answered(answer.role, answer.rank, answer.method, answer.value):
             self._tell(answer, value)
