@@ -54,7 +54,7 @@ TEMPLATE = fields(
         volumes={"type": "array", "items": VOLUME},
     ),
 )
-WORKER_GROUP = fields(
+NODE_GROUP = fields(
     ("groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"),
     groupName=TEXT,
     replicas=NUMBER,
@@ -68,7 +68,7 @@ CLUSTER = fields(
     ("headGroupSpec",),
     rayVersion=TEXT,
     headGroupSpec=fields(("rayStartParams", "template"), rayStartParams=TEXTS, template=TEMPLATE),
-    workerGroupSpecs={"type": "array", "items": WORKER_GROUP},
+    workerGroupSpecs={"type": "array", "items": NODE_GROUP},
 )
 JOB = fields(
     ("entrypoint", "rayClusterSpec"),
