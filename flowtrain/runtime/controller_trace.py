@@ -56,6 +56,8 @@ class ControllerTrace:
     def step_ended(self, index: int) -> None:
         """The update of a step has been sent; called for the step before the first when training begins."""
         self._add("m", index)
+        if self._trace is not None:
+            self._trace.rest()
 
     def align(self, executor: Executor, ranks: Iterable[RankPlan]) -> None:
         """Ask every process for its clock; nothing else may be in flight."""

@@ -87,7 +87,8 @@ def plan_of(plan: dict[str, Any], placed: Any) -> dict[str, Any]:
     sides, nodes = [], dict[str, list[str]]()
     for side in ("producers", "consumers"):
         about = mapping(plan.get(side))
-        ranks = [mapping(rank) for rank in about.get("ranks") or ()]
+        listed = about.get("ranks")
+        ranks = [mapping(rank) for rank in (listed if isinstance(listed, list) else ())]
         for rank in ranks:
             nodes.setdefault(str(rank.get("node", 0)), [])
         sides.append(

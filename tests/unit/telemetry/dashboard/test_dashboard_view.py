@@ -145,8 +145,9 @@ def test_plan_says_who_runs_where(run_dir: Path) -> None:
     assert viewed(run_dir).about()["plan"]["nodes"] == [{"node": "3 (10.0.0.3)", "who": ["producer 0-2"]}]
 
 
-def test_files_that_are_not_what_they_should_be_do_no_harm(run_dir: Path) -> None:
-    (run_dir / "plan.yaml").write_text("- [")
+@pytest.mark.parametrize("plan", ["- [", "producers: {ranks: 5}", "producers: 7\nconsumers: {ranks: {a: b}}"])
+def test_files_that_are_not_what_they_should_be_do_no_harm(run_dir: Path, plan: str) -> None:
+    (run_dir / "plan.yaml").write_text(plan)
     (run_dir / "config.yaml").write_text("just text")
     (run_dir / "metrics.jsonl").write_text("[]\nnull\n{\n" + record(1))
     (run_dir / "decisions.jsonl").write_text("7\n" + json.dumps({"step": 1, "kind": "x", "long": "y" * 5000}) + "\n")
