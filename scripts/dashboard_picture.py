@@ -21,6 +21,7 @@ from flowtrain.telemetry.dashboard.serve import serving  # noqa: E402
 PICTURE = ROOT / "docs/images/dashboard.png"
 WIDTH, HEIGHT = 1440, 1240
 SETTLED_SECONDS = 1.0
+"""For what cannot be asked of the page: that fonts and the last lump of every curve are drawn."""
 
 
 def main(run_dir: Path) -> None:

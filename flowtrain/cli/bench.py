@@ -9,7 +9,6 @@ alike. All runs are traced alike; none exports.
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -104,7 +103,7 @@ def bench(
 ) -> None:
     """Measure modes against each other and against what the machine could do at best."""
     from flowtrain.cli.bench_page import bench_page
-    from flowtrain.cli.rundir import writing
+    from flowtrain.cli.rundir import write_json, writing
     from flowtrain.telemetry.files import write_atomic
 
     names = [name.strip() for name in modes.split(",") if name.strip()]
@@ -118,8 +117,7 @@ def bench(
         write_atomic(folder / PAGE, bench_page(found))
     typer.echo(f"\npage: {folder / PAGE}")
     if json_file is not None:
-        with writing(json_file):
-            write_atomic(json_file, json.dumps(found.to_dict(), indent=2) + "\n")
+        write_json(json_file, found.to_dict())
 
 
 def _run_all(

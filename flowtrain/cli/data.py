@@ -224,8 +224,6 @@ def _progress(rows: Iterable[SampleMeta | SkippedRow], total: int, title: str) -
 def _write_json(path: Path | None, result: object) -> None:
     if path is None:
         return
-    from flowtrain.cli.rundir import writing
-    from flowtrain.telemetry.files import write_atomic
+    from flowtrain.cli.rundir import write_json
 
-    with writing(path):
-        write_atomic(path, json.dumps(result, indent=2, ensure_ascii=False) + "\n")
+    write_json(path, result)

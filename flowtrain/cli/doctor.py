@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -62,11 +61,9 @@ def doctor(
     result = _result(nodes, pairs, found)
     _print(nodes, pairs, found)
     if json_file is not None:
-        from flowtrain.cli.rundir import writing
-        from flowtrain.telemetry.files import write_atomic
+        from flowtrain.cli.rundir import write_json
 
-        with writing(json_file):
-            write_atomic(json_file, json.dumps(result, indent=2) + "\n")
+        write_json(json_file, result)
     num_wrong = sum(finding.level == "wrong" for finding in found)
     _end(num_wrong, len(nodes), result)
     raise typer.Exit(EXIT_WRONG if num_wrong else 0)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -50,11 +49,9 @@ def evaluate(
     with _progress() as progress:
         score = answer_all(answerer, data, max_new_tokens, limit, group_rows, progress)
     if json_file is not None:
-        from flowtrain.cli.rundir import writing
-        from flowtrain.telemetry.files import write_atomic
+        from flowtrain.cli.rundir import write_json
 
-        with writing(json_file):
-            write_atomic(json_file, json.dumps(score.to_json(), indent=2, ensure_ascii=False) + "\n")
+        write_json(json_file, score.to_json())
     _report(score)
 
 

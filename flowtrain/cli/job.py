@@ -149,6 +149,7 @@ def follow(jobs: Jobs, job_id: str, stopping: str, json_file: Path | None = None
                 jobs.stop(job_id)
             if log.end is not None:  # nothing that the run started is left by then
                 break
+    print(log.rest(), end="", flush=True)
     return _ended(log, jobs, job_id, json_file)
 
 
@@ -161,6 +162,8 @@ def watch(jobs: Jobs, job_id: str, quiet: bool = False) -> int:
             print(shown, end="", flush=True)
         if log.end is not None:
             break
+    if not quiet:
+        print(log.rest(), end="", flush=True)
     return _ended(log, jobs, job_id)
 
 
@@ -169,11 +172,9 @@ def _ended(log: JobLog, jobs: Jobs, job_id: str, json_file: Path | None = None) 
     log.rest()
     end = log.end or _guessed(jobs.job(job_id))
     if json_file is not None and end.get("result") is not None:
-        from flowtrain.cli.rundir import writing
-        from flowtrain.telemetry.files import write_atomic
+        from flowtrain.cli.rundir import write_json
 
-        with writing(json_file):
-            write_atomic(json_file, json.dumps(end["result"], indent=2) + "\n")
+        write_json(json_file, end["result"])
     if end["line"]:
         print(end["line"], file=sys.stderr, flush=True)
     return int(end["exit"])

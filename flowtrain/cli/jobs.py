@@ -41,13 +41,9 @@ def list_jobs(address: Address = None, json_file: JsonFile = None, debug: Debug 
     if not found:
         typer.echo(f"no job was submitted to {jobs.address}")
     if json_file is not None:
-        import json
+        from flowtrain.cli.rundir import write_json
 
-        from flowtrain.cli.rundir import writing
-        from flowtrain.telemetry.files import write_atomic
-
-        with writing(json_file):
-            write_atomic(json_file, json.dumps({"jobs": [asdict(job) for job in found]}, indent=2) + "\n")
+        write_json(json_file, {"jobs": [asdict(job) for job in found]})
 
 
 def logs(

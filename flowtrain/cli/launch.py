@@ -282,12 +282,10 @@ def _write_files(config: Config, plan: Plan, run_dir: Path) -> None:
 
 
 def _show(config: Config, json_file: Path | None) -> None:
-    import json
 
     from flowtrain.allocator import describe_plan, local_inventory, plan_to_dict, plan_warnings
-    from flowtrain.cli.rundir import writing
+    from flowtrain.cli.rundir import write_json
     from flowtrain.config.loading import dump_resolved
-    from flowtrain.telemetry.files import write_atomic
 
     config, plan, notes = _plan(config, may_measure=False)
     for note in notes:
@@ -298,5 +296,4 @@ def _show(config: Config, json_file: Path | None) -> None:
         typer.echo(f"warning: {warning}", err=True)
     if json_file is not None:
         result = {"config": config.model_dump(mode="json"), "plan": plan_to_dict(plan)}
-        with writing(json_file):
-            write_atomic(json_file, json.dumps(result, indent=2) + "\n")
+        write_json(json_file, result)

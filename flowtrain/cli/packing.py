@@ -8,7 +8,6 @@ Nothing is trained; neither torch nor Ray is loaded, unless rows have to be meas
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -342,8 +341,7 @@ def _print(subject: Subject, found: dict[str, Found]) -> None:
 
 
 def _write_json(path: Path, subject: Subject, found: dict[str, Found]) -> None:
-    from flowtrain.cli.rundir import writing
-    from flowtrain.telemetry.files import write_atomic
+    from flowtrain.cli.rundir import write_json
 
     result = {
         "name": subject.name,
@@ -353,5 +351,4 @@ def _write_json(path: Path, subject: Subject, found: dict[str, Found]) -> None:
         "cost": subject.cost.to_dict(),
         "policies": {name: figures.to_dict() for name, figures in found.items()},
     }
-    with writing(path):
-        write_atomic(path, json.dumps(result, indent=2) + "\n")
+    write_json(path, result)

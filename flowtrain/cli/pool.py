@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -80,8 +79,6 @@ def _print(found: list[dict[str, Any]], nothing: str) -> None:
 def _write(json_file: Path | None, value: dict[str, Any]) -> None:
     if json_file is None:
         return
-    from flowtrain.cli.rundir import writing
-    from flowtrain.telemetry.files import write_atomic
+    from flowtrain.cli.rundir import write_json
 
-    with writing(json_file):
-        write_atomic(json_file, json.dumps(value, indent=2) + "\n")
+    write_json(json_file, value)

@@ -6,7 +6,6 @@ load ▶ RUN_DIR-profile ▶ driver: one process, then one of each side ▶ prof
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import sys
@@ -59,16 +58,14 @@ def profile(
     _report(found, predicted)
     typer.echo(f"wrote {target}")
     if json_file is not None:
-        from flowtrain.cli.rundir import writing
-        from flowtrain.telemetry.files import write_atomic
+        from flowtrain.cli.rundir import write_json
 
         rates = {
             name: {"samples_per_second": p.samples_per_second, "step_seconds": p.step_seconds}
             for name, p in predicted.items()
         }
         result: dict[str, Any] = {"profile": found.model_dump(mode="json"), "predicted": rates}
-        with writing(json_file):
-            write_atomic(json_file, json.dumps(result, indent=2) + "\n")
+        write_json(json_file, result)
 
 
 def is_current(path: Path, config: Config) -> bool:

@@ -57,7 +57,7 @@ def report(
 ) -> None:
     """Tell where a run's time went: shares, the critical path of a step, the largest losses against the ideal."""
     from flowtrain.cli.report_page import page
-    from flowtrain.cli.rundir import writing
+    from flowtrain.cli.rundir import write_json, writing
     from flowtrain.telemetry.files import write_atomic
 
     made, timeline = read_report(run_dir)
@@ -66,8 +66,7 @@ def report(
         write_atomic(run_dir / PAGE, page(made, timeline))
     typer.echo(f"\npage: {run_dir / PAGE}   timeline for ui.perfetto.dev: {run_dir / 'trace.json'}")
     if json_file is not None:
-        with writing(json_file):
-            write_atomic(json_file, json.dumps(made.to_dict(), indent=2) + "\n")
+        write_json(json_file, made.to_dict())
 
 
 def read_report(run_dir: Path) -> tuple[Report, Timeline]:

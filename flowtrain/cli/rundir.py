@@ -18,10 +18,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.running import LOCK_FILE, live_holder
 
 MARKS = ("config.yaml", "metrics.jsonl", "decisions.jsonl", "checkpoints")
@@ -41,6 +43,12 @@ def writing(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise PlanError(f"{what}; free disk space, or choose another place") from error
         raise ConfigError(f"{what}; choose a place that you may write to") from error
+
+
+def write_json(path: Path, value: Any) -> None:
+    """What `--json` asks for, in place of what was there."""
+    with writing(path):
+        write_atomic(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
 @dataclass(frozen=True, slots=True)

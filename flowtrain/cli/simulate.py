@@ -102,7 +102,7 @@ def simulate(
     debug: Debug = False,
 ) -> None:
     """Play a run on devices that need not be here: throughput, MFU, who waits for whom, and a timeline."""
-    from flowtrain.cli.simulate_report import print_outcome, show_timeline, write_json, write_timeline
+    from flowtrain.cli.simulate_report import print_outcome, show_timeline, write_result, write_timeline
     from flowtrain.simulator import Disturbances
     from flowtrain.simulator.planned import Options
 
@@ -122,7 +122,7 @@ def simulate(
         write_timeline(picture, outcome, subject.name)
         typer.echo(f"picture: {picture}")
     if json_file is not None:
-        write_json(json_file, subject, outcome, effects)
+        write_result(json_file, subject, outcome, effects)
 
 
 def play(subject: Subject, num_steps: int) -> Outcome:

@@ -6,7 +6,6 @@ consumer 0  ··▇▇▇▇▇▇▇▇▚▇▇▇
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,9 +71,8 @@ def print_outcome(subject: Subject, outcome: Outcome, effects: Mapping[str, floa
         console.print(f"note: {note}", soft_wrap=True)
 
 
-def write_json(path: Path, subject: Subject, outcome: Outcome, effects: Mapping[str, float]) -> None:
-    from flowtrain.cli.rundir import writing
-    from flowtrain.telemetry.files import write_atomic
+def write_result(path: Path, subject: Subject, outcome: Outcome, effects: Mapping[str, float]) -> None:
+    from flowtrain.cli.rundir import write_json
 
     planned = subject.planned
     content: dict[str, Any] = {
@@ -86,8 +84,7 @@ def write_json(path: Path, subject: Subject, outcome: Outcome, effects: Mapping[
         "sensitivity_percent": dict(effects),
         "notes": list(planned.notes),
     }
-    with writing(path):
-        write_atomic(path, json.dumps(content, indent=2) + "\n")
+    write_json(path, content)
 
 
 # --- timeline ---------------------------------------------------------------------------------------------------------

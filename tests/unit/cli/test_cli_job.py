@@ -90,6 +90,8 @@ def test_a_log_is_shown_up_to_the_record_of_its_end(
     log = JobLog()
     assert log.feed("half a line" + text.removeprefix("step 1\nstep 2\n")) == "half a line\n"
     assert log.end is not None
+    cut = JobLog()
+    assert (cut.feed("step 1\nstep"), cut.rest(), cut.end) == ("step 1\n", "step\n", None), "a killed job"
     assert text.endswith("row 7: broken\n"), "who reads the log itself finds the line at its end"
 
 
