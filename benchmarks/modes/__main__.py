@@ -1,8 +1,9 @@
 """`python -m benchmarks.modes JOB --json FILE`: makes the job, runs `flowtrain bench`, says whether the ratios hold.
 
-With `--add` the rounds are put behind those that FILE holds, so that a long measurement can be made in pieces. With
-`--against FILE` the ratios are compared with those of an earlier record, and the exit code is 1 when one is more than
-`--tolerance` lower.
+Loads that should be equal are made so on the machine at hand: short runs of `flow` before the first round say how deep
+the vision tower has to be. With `--add` the rounds are put behind those that FILE holds, so that a long measurement can
+be made in pieces. With `--against FILE` the ratios are compared with those of an earlier record, on the model of that
+record, and the exit code is 1 when one is more than `--tolerance` lower.
 """
 
 from __future__ import annotations
@@ -19,16 +20,36 @@ from benchmarks.record import Check, environment, table
 
 MODES = "flow,disaggregated,barrier_step,monolithic,monolithic_dynamic,without_pool"
 TIMEOUT_SECONDS = 900
+EVEN = 0.05
+"""Most by which loads that should be equal may differ (1 = by the whole of the consumers')."""
+MOST_ATTEMPTS = 3
 
 
-def measure(options: argparse.Namespace) -> Record:
-    """One round of all variants."""
-    path = make_job(options.job, options.out)
+def measure(options: argparse.Namespace, vision_layers: int, modes: str) -> Record:
+    """One round of the variants in `modes`."""
+    path = make_job(options.job, options.out, vision_layers)
     made = options.out / f"{options.job}.json"
-    command = [sys.executable, "-m", "flowtrain.cli.main", "bench", str(path), "--modes", options.modes]
+    command = [sys.executable, "-m", "flowtrain.cli.main", "bench", str(path), "--modes", modes]
     command += ["--rounds", "1", "--steps", str(options.steps), "--warmup", str(options.warmup), "--json", str(made)]
     subprocess.run(command, check=True, timeout=TIMEOUT_SECONDS)
-    return as_record(options.job, json.loads(made.read_text(encoding="utf-8")), environment())
+    record = as_record(options.job, json.loads(made.read_text(encoding="utf-8")), environment())
+    record["settings"]["vision_layers"] = vision_layers
+    return record
+
+
+def even_layers(options: argparse.Namespace) -> int:
+    """Layers of the vision tower with which the loads of a 1:1 job are even here; of another job, its own."""
+    layers = JOBS[options.job].size.vision_layers
+    if JOBS[options.job].loads != "1:1":
+        return layers
+    for _ in range(MOST_ATTEMPTS):
+        ratio = load_ratio(measure(options, layers, "flow"))
+        print(f"{layers} vision layers: load of producers / consumers {ratio:.3f}", flush=True)
+        deeper = max(1, round(layers / ratio))
+        if abs(ratio - 1) <= EVEN or deeper == layers:
+            break
+        layers = deeper
+    return layers
 
 
 def compared(record: Record, baseline: Record, tolerance: float) -> list[Check]:
@@ -46,6 +67,11 @@ def compared(record: Record, baseline: Record, tolerance: float) -> list[Check]:
     ]
 
 
+def read_record(file: Path) -> Record:
+    record: Record = json.loads(file.read_text(encoding="utf-8"))
+    return record
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.modes")
     parser.add_argument("job", choices=sorted(JOBS))
@@ -60,11 +86,15 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is not kept")
     options = parser.parse_args()
-    record: Record | None = None
+    record, baseline = None, None
     if options.add and options.json is not None and options.json.exists():
-        record = json.loads(options.json.read_text(encoding="utf-8"))
+        record = read_record(options.json)
+    if options.against is not None:
+        baseline = read_record(options.against)
+    like = record or baseline
+    layers = even_layers(options) if like is None else like["settings"]["vision_layers"]
     for _ in range(options.rounds):
-        made = measure(options)
+        made = measure(options, layers, options.modes)
         record = made if record is None else joined(record, made)
         if options.json:
             found = [check.to_dict() for check in checks(record)]
@@ -72,10 +102,7 @@ def main() -> None:
     assert record is not None, "one round at least"
     rows = [{"mode": name, "samples/s": rate.median, "spread": rate.spread} for name, rate in rates(record).items()]
     print(table(rows), f"load of producers / consumers: {load_ratio(record):.3f}", sep="\n\n")
-    if options.against is None:
-        wanted = checks(record)
-    else:
-        wanted = compared(record, json.loads(options.against.read_text(encoding="utf-8")), options.tolerance)
+    wanted = checks(record) if baseline is None else compared(record, baseline, options.tolerance)
     print(table([check.to_dict() for check in wanted]))
     if (options.check or options.against) and not all(check.ok for check in wanted):
         sys.exit(f"modes on {options.job}: not kept: {', '.join(check.name for check in wanted if not check.ok)}")

@@ -58,10 +58,13 @@ JOBS = {
 }
 
 
-def make_job(name: str, out: Path) -> Path:
-    """Writes the model folder and the config of a job; returns the config's path."""
+def make_job(name: str, out: Path, vision_layers: int | None = None) -> Path:
+    """Writes the model folder and the config of a job; returns the config's path.
+
+    `vision_layers` takes the place of the depth that the job has, which gave its loads on the machine it was made on.
+    """
     job, folder = JOBS[name], out / name
-    make_model(job.size, folder / "model")
+    make_model(replace(job.size, vision_layers=vision_layers or job.size.vision_layers), folder / "model")
     path = folder / f"{name}.yaml"
     rows = EXAMPLES / "emoji/data/train.jsonl"
     path.write_text(CONFIG.format(name=name, rows=rows, freeze=", ".join(job.freeze)), encoding="utf-8")

