@@ -18,7 +18,12 @@ from benchmarks.modes.make import JOBS, make_job
 from benchmarks.modes.record import Record, as_record, by_other, checks, joined, load_ratio, of_limit, rates
 from benchmarks.record import Check, environment, table
 
-MODES = "flow,disaggregated,barrier_step,monolithic,monolithic_dynamic,without_pool"
+MODES = {
+    "1:1": "flow,disaggregated,barrier_step,monolithic,monolithic_dynamic,without_pool",
+    "1:3": "flow,monolithic_dynamic,one_process,auto",
+}
+"""By the loads of the job: of uneven ones, what the allocator may choose and what it does."""
+
 TIMEOUT_SECONDS = 900
 EVEN = 0.05
 """Most by which loads that should be equal may differ (1 = by the whole of the consumers')."""
@@ -75,7 +80,7 @@ def read_record(file: Path) -> Record:
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.modes")
     parser.add_argument("job", choices=sorted(JOBS))
-    parser.add_argument("--modes", default=MODES)
+    parser.add_argument("--modes", help="default: those that the job is for")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--steps", type=int, default=6, help="of each run, warm-up included")
     parser.add_argument("--warmup", type=int, default=2)
@@ -86,6 +91,7 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is not kept")
     options = parser.parse_args()
+    modes = options.modes or MODES[JOBS[options.job].loads]
     record, baseline = None, None
     if options.add and options.json is not None and options.json.exists():
         record = read_record(options.json)
@@ -94,7 +100,7 @@ def main() -> None:
     like = record or baseline
     layers = even_layers(options) if like is None else like["settings"]["vision_layers"]
     for _ in range(options.rounds):
-        made = measure(options, layers, options.modes)
+        made = measure(options, layers, modes)
         record = made if record is None else joined(record, made)
         if options.json:
             found = [check.to_dict() for check in checks(record)]

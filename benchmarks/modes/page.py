@@ -13,7 +13,8 @@ from typing import Any
 
 from benchmarks.modes.make import JOBS
 from benchmarks.modes.record import Record, by_other, checks, load_ratio, rates
-from benchmarks.record import table
+from benchmarks.peers.settings import LEAST_RATIO
+from benchmarks.record import Check, table
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BASELINES = ROOT / "benchmarks/baselines"
@@ -95,8 +96,8 @@ def _losses(record: Record) -> str:
 
 def _peers(record: dict[str, Any]) -> str:
     rows = [{"": name, "samples/s": f"{rate:.2f}"} for name, rate in record["medians"].items()]
-    best = f"{record['best mode']} / {record['best peer']}: **{record['best mode / best peer']:.2f}**"
-    return f"{table(rows)}\n\n{best}"
+    best = Check(f"{record['best mode']} / {record['best peer']}", record["best mode / best peer"], ">=", LEAST_RATIO)
+    return f"{table(rows)}\n\n{table([best.to_dict()])}"
 
 
 def filled(page: str) -> str:

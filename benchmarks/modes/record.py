@@ -83,6 +83,9 @@ def checks(record: Record) -> list[Check]:
         at_least("flow / barrier_step", by.get("barrier_step") if frozen else None, 1.5)
         at_least("flow / monolithic", by.get("monolithic"), 1.05)
         at_least("flow / monolithic_dynamic", by.get("monolithic_dynamic"), 0.95 if frozen else 0.9)
+    if not even and "auto" in record["runs"]:
+        auto = ratios(record["runs"], "auto")
+        at_least("auto / best of the others", min(value.median for value in auto.values()), 0.98)
     if even and frozen:
         gap = [run[m.MFU_GAP.name] for run in record["runs"]["flow"]]
         at_most("gap to LLM-only (%)", spread_of(gap).median, 3)
@@ -90,7 +93,7 @@ def checks(record: Record) -> list[Check]:
         at_most("starvation (% of the step)", spread_of(starved).median, 2)
     for name, values in record["schedule / measured"].items():
         if name != "flow":
-            at_least(f"schedule / measured, {name}", spread_of(values).median, 0.97)
+            at_most(f"{name}: step off its schedule", abs(1 - spread_of(values).median), 0.03)
     shares = [share for values in record["telemetry"].values() for share in values if share is not None]
     at_most("telemetry (% of the run)", 100 * max(shares), 1) if shares else None
     return found

@@ -5,6 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import product
 
+LEAST_RATIO = 2.0
+"""What the best mode should be by the best setting of the other trainers, in samples/s on rows of mixed sizes."""
+
 
 @dataclass(frozen=True, slots=True)
 class Setting:

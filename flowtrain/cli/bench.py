@@ -156,7 +156,7 @@ def _run_all(
             if code := train(config):
                 raise typer.Exit(code)
             runs[name].append(measure(read_records(run_dir), warmup))
-            reports[name] = read_report(run_dir)
+            reports[name] = read_report(run_dir, warmup)
             if (share := _of_schedule(config, *reports[name])) is not None:
                 schedules[name].append(share)
     how = {"config": str(path), "overrides": overrides, "steps": steps, "warmup": warmup, "rounds": rounds}
@@ -169,7 +169,8 @@ def _of_schedule(config: Config, made: Report, timeline: Timeline) -> float | No
     from flowtrain.cli.bench_schedule import scheduled_seconds
 
     colocated = config.placement == "colocated"
-    seconds = scheduled_seconds(timeline, config.exchange, colocated, not config.trainable_encoder)
+    steps, frozen = made.breakdown.steps, not config.trainable_encoder
+    seconds = scheduled_seconds(timeline, steps, config.exchange, colocated, frozen)
     return None if seconds is None else seconds / made.breakdown.step_seconds
 
 

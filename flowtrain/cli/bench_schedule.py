@@ -48,9 +48,10 @@ class Costs:
         return self.work + sum(self.ends.values())
 
 
-def scheduled_seconds(timeline: Timeline, exchange: str, colocated: bool, frozen: bool) -> float | None:
-    """Mean seconds of the steps in the trace, without the first; None for a setup that is not in the table above."""
-    steps = timeline.steps[1:] or timeline.steps
+def scheduled_seconds(
+    timeline: Timeline, steps: Sequence[int], exchange: str, colocated: bool, frozen: bool
+) -> float | None:
+    """Mean seconds of these steps of the trace; None for a setup that is not in the table above."""
     found = [_step(list(_costs(timeline, index)), EXCHANGES[exchange], colocated, frozen) for index in steps]
     known = [seconds for seconds in found if seconds is not None]
     return fmean(known) if known and len(known) == len(found) else None

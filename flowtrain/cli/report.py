@@ -26,10 +26,12 @@ NUM_LOSSES = 3
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """`telemetry_seconds`: processor time of tracing, records and sinks, all processes; `wall_seconds`: the run's."""
+    """`last_step`: of the run, also where the trace ends before it. `telemetry_seconds`: processor time of tracing,
+    records and sinks, all processes; `wall_seconds`: the run's."""
 
     run: str
     breakdown: Breakdown
+    last_step: int
     telemetry_seconds: float
     wall_seconds: float | None
 
@@ -69,11 +71,11 @@ def report(
         write_json(json_file, made.to_dict())
 
 
-def read_report(run_dir: Path) -> tuple[Report, Timeline]:
-    """ConfigError for a folder without a trace of a whole step."""
+def read_report(run_dir: Path, warmup: int = 1) -> tuple[Report, Timeline]:
+    """Without the first `warmup` steps. ConfigError for a folder without a trace of a whole step."""
     from flowtrain.config.loading import load_config
     from flowtrain.telemetry.losses import break_down
-    from flowtrain.telemetry.metrics import TELEMETRY_SECONDS
+    from flowtrain.telemetry.metrics import STEP, TELEMETRY_SECONDS
     from flowtrain.telemetry.run_files import SUMMARY_FILE
     from flowtrain.telemetry.timeline import read_timeline
 
@@ -81,14 +83,16 @@ def read_report(run_dir: Path) -> tuple[Report, Timeline]:
     if timeline is None:
         raise ConfigError(f"{run_dir} holds no trace: run it with --set run.trace=true")
     colocated = load_config(run_dir / "config.yaml", check_files=False).config.placement == "colocated"
-    breakdown = break_down(timeline, colocated)
+    breakdown = break_down(timeline, colocated, warmup)
     if breakdown is None:
         raise ConfigError(f"the trace of {run_dir} holds no whole step: let the run end two steps at least")
-    of_records = (record.get(TELEMETRY_SECONDS.name) or 0.0 for record in read_records(run_dir))
-    seconds = breakdown.cost_seconds + sum(of_records)
+    records = read_records(run_dir)
+    seconds = breakdown.cost_seconds + sum(record.get(TELEMETRY_SECONDS.name) or 0.0 for record in records)
     summary = run_dir / SUMMARY_FILE
     wall = json.loads(summary.read_text(encoding="utf-8"))["wall_s"] if summary.is_file() else None
-    return Report(run_dir.resolve().name, breakdown, seconds, wall), timeline
+    return Report(
+        run_dir.resolve().name, breakdown, max(record[STEP.name] for record in records), seconds, wall
+    ), timeline
 
 
 def read_records(run_dir: Path) -> list[dict[str, Any]]:
@@ -103,8 +107,10 @@ def read_records(run_dir: Path) -> list[dict[str, Any]]:
 def headline(made: Report) -> list[tuple[str, str]]:
     """What the report says in figures: (name, value)."""
     found = made.breakdown
+    short = found.steps[-1] < made.last_step
+    cut = f" of {made.last_step}, where the trace of a process ends" if short else ""
     lines = [
-        ("steps looked at", f"{found.steps[0]}-{found.steps[-1]}"),
+        ("steps looked at", f"{found.steps[0]}-{found.steps[-1]}{cut}"),
         ("a step", f"{1000 * found.step_seconds:.1f} ms"),
         ("ideal", f"{1000 * found.ideal_seconds:.1f} ms, {100 * found.ideal_seconds / found.step_seconds:.1f} % of it"),
     ]

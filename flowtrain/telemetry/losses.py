@@ -73,12 +73,12 @@ class Breakdown:
     cost_seconds: float
 
 
-def break_down(timeline: Timeline, colocated: bool) -> Breakdown | None:
-    """None without two ended steps. The first step is left out where there are others: it warms up.
+def break_down(timeline: Timeline, colocated: bool, warmup: int = 1) -> Breakdown | None:
+    """None without two ended steps. The first `warmup` steps are left out where there are others.
 
     `colocated`: producer and consumer of a rank share a device, so that one's waiting is the other's work.
     """
-    steps = (timeline.steps[1:] or timeline.steps)[-MAX_STEPS:]
+    steps = (timeline.steps[warmup:] or timeline.steps)[-MAX_STEPS:]
     if not steps:
         return None
     windows = {index: window for index in steps if (window := timeline.step(index)) is not None}

@@ -10,7 +10,7 @@ An order's k-th sending is its k-th execution, because orders to a rank are exec
 from __future__ import annotations
 
 import json
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +24,9 @@ WAIT, MESSAGES = "wait", "messages"
 
 ORDER_WORK = {"update": "optimizer", "train": "assemble", "encode": "other", "backward": "return gradient"}
 """What an order does outside of its inner spans, where it is not called by its method's name."""
+
+EXECUTED = (*ORDER_WORK, "read", "reduce")
+"""Orders that a process records whenever it executes them."""
 
 SIDES = ("reader", "producer", "consumer")
 
@@ -75,19 +78,23 @@ class Track:
 
 @dataclass(slots=True)
 class Timeline:
-    """`marks`: when the update of each step was sent. `cost_seconds`: processor time that tracing took, by process."""
+    """`marks`: when the update of each step was sent. `cost_seconds`: processor time that tracing took, by process.
+    `whole_until`: when the first order was sent that its process did not record, because it records a bounded number of
+    events or was killed; None where all are there."""
 
     tracks: list[Track]
     controller: list[Piece]
     marks: dict[int, int]
     answers: list[tuple[int, str, int]]
     cost_seconds: dict[str, float]
+    whole_until: int | None = None
 
     def step(self, index: int) -> tuple[int, int] | None:
-        """From the update before to the step's own; None for one whose beginning is not in the trace."""
+        """From the update before to the step's own; None for one that is not in the trace from end to end."""
         if index not in self.marks or index - 1 not in self.marks:
             return None
-        return self.marks[index - 1], self.marks[index]
+        begin, end = self.marks[index - 1], self.marks[index]
+        return None if self.whole_until is not None and self.whole_until < end else (begin, end)
 
     @property
     def steps(self) -> list[int]:
@@ -124,6 +131,13 @@ def read_timeline(run_dir: Path) -> Timeline | None:
         if file.stem != CONTROLLER:
             orders = sent, slots, taken
             timeline.tracks.append(_track(file, offsets.get(file.stem, 0), orders, timeline.cost_seconds))
+    executed = Counter((track.name, call.method) for track in timeline.tracks for call in track.calls)
+    missing = (
+        times[executed[track, method]]
+        for (track, method), times in sent.items()
+        if method in EXECUTED and executed[track, method] < len(times)
+    )
+    timeline.whole_until = min(missing, default=None)
     timeline.tracks.sort(key=lambda track: (SIDES.index(track.side), int(track.name.rpartition("-")[2])))
     return timeline
 

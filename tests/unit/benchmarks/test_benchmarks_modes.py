@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from benchmarks.modes.__main__ import MODES, compared
 from benchmarks.modes.make import JOBS
-from benchmarks.modes.page import PAGE, filled
+from benchmarks.modes.page import PAGE, filled, records
 from benchmarks.modes.record import as_record, by_other, checks, joined, load_ratio, of_limit
 from benchmarks.peers.settings import settings
 
@@ -48,12 +49,31 @@ def test_limits_are_those_of_the_job() -> None:
     assert [check.name for check in slow if not check.ok] == [
         "flow / split bound",
         "flow / disaggregated",
-        "schedule / measured, disaggregated",
+        "disaggregated: step off its schedule",
         "telemetry (% of the run)",
     ]
     trainable = {check.name: check.limit for check in checks(as_record("even-trainable", bench(20, 16, 21), MACHINE))}
     assert (trainable["flow / split bound"], trainable["flow / disaggregated"]) == (0.85, 1.0)
     assert "flow / disaggregated" not in {c.name for c in checks(as_record("uneven-frozen", bench(1, 1, 1), MACHINE))}
+    fast = checks(as_record("even-frozen", bench(20, 16, 21, schedule=1.1), MACHINE))
+    assert [check.name for check in fast if not check.ok] == ["disaggregated: step off its schedule"]
+
+
+def test_the_allocator_takes_about_the_best_of_uneven_loads() -> None:
+    made = bench(20, 16, 21)
+    made["runs"]["auto"] = [{"samples/s": 19.5}]
+    found = {check.name: check for check in checks(as_record("uneven-frozen", made, MACHINE))}
+    best = found["auto / best of the others"]
+    assert (best.value, best.ok) == (pytest.approx(0.975), False)
+    assert {job.loads for job in JOBS.values()} == set(MODES)
+
+
+def test_records_kept_are_what_a_quick_round_is_compared_with() -> None:
+    of_modes, _ = records()
+    assert of_modes
+    for record in of_modes.values():
+        assert record["settings"]["vision_layers"] > 0
+        assert all(check.ok for check in compared(record, record, tolerance=0.1))
 
 
 def test_every_peer_trains_whole_steps_on_all_cores() -> None:

@@ -72,13 +72,13 @@ def timeline(run_dir: Path, orders: list[Order]) -> Timeline:
 )
 def test_one_and_one(tmp_path: Path, exchange: str, orders: list[Order], milliseconds: int) -> None:
     frozen = orders is FROZEN
-    found = scheduled_seconds(timeline(tmp_path, orders), exchange, colocated=False, frozen=frozen)
+    found = scheduled_seconds(timeline(tmp_path, orders), [1], exchange, colocated=False, frozen=frozen)
     assert found == pytest.approx(milliseconds / 1000)
 
 
 def test_in_one_process_everything_adds_up(tmp_path: Path) -> None:
     orders = [*TRAINABLE, ("reader-0", "read", (), 300, 310)]
-    found = scheduled_seconds(timeline(tmp_path, orders), "pool", colocated=True, frozen=False)
+    found = scheduled_seconds(timeline(tmp_path, orders), [1], "pool", colocated=True, frozen=False)
     assert found == pytest.approx((60 + 70 + 100 + 5 + 3 + 8 + 7 + 10) / 1000)
 
 
@@ -90,10 +90,10 @@ def test_colocated_ranks_wait_for_the_one_that_has_most(tmp_path: Path) -> None:
         ("consumer-1", "train", (0,), 20, 50),
         ("consumer-1", "reduce", (), 50, 93),
     ]
-    found = scheduled_seconds(timeline(tmp_path, [*FROZEN, *other]), "pool", colocated=True, frozen=True)
+    found = scheduled_seconds(timeline(tmp_path, [*FROZEN, *other]), [1], "pool", colocated=True, frozen=True)
     assert found == pytest.approx((60 + 70 + 3 + 5) / 1000)
 
 
 def test_what_has_no_model_has_no_figure(tmp_path: Path) -> None:
     several: list[Any] = [*FROZEN, ("producer-1", "encode", (0,), 0, 20)]
-    assert scheduled_seconds(timeline(tmp_path, several), "barrier_pipeline", colocated=False, frozen=True) is None
+    assert scheduled_seconds(timeline(tmp_path, several), [1], "barrier_pipeline", colocated=False, frozen=True) is None

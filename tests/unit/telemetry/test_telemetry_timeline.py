@@ -253,3 +253,35 @@ def test_a_trace_without_a_whole_step_says_nothing(tmp_path: Path) -> None:
     timeline = read_timeline(tmp_path)
     assert timeline is not None
     assert break_down(timeline, colocated=False) is None
+
+
+def _steps(run_dir: Path, num_recorded: int) -> Timeline:
+    """Three steps of 100 ms: the producer encodes for the first 60; its file holds `num_recorded` orders."""
+    mark = Trace(run_dir, CONTROLLER)
+    mark.add("m", 0, 0)
+    for step in range(3):
+        mark.add("q", "producer-0", "encode", 100 * step * MS)
+        mark.add("q", "producer-0", "devices", 100 * step * MS)
+        mark.add("m", step + 1, 100 * (step + 1) * MS)
+    mark.close()
+    write(run_dir, "producer-0", *(("c", "encode", 100 * step, 100 * step + 60) for step in range(num_recorded)))
+    timeline = read_timeline(run_dir)
+    assert timeline is not None
+    return timeline
+
+
+def test_steps_that_a_process_did_not_record_are_not_looked_at(tmp_path: Path) -> None:
+    """Else its missing work is taken for waiting. Orders that no process records say nothing."""
+    assert _steps(tmp_path, 3).steps == [1, 2, 3]
+    cut = _steps(tmp_path, 2)
+    assert cut.steps == [1, 2]
+    found = break_down(cut, colocated=False)
+    assert found is not None
+    assert found.steps == (2,)
+    assert found.shares["producer"]["other"] == pytest.approx(0.6)
+
+
+def test_as_many_steps_as_asked_for_are_warm_up(tmp_path: Path) -> None:
+    found = break_down(_steps(tmp_path, 3), colocated=False, warmup=2)
+    assert found is not None
+    assert found.steps == (3,)
