@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from flowtrain.telemetry.timeline import Timeline
 
 PAGE = "bench.html"
+MODES_HELP = f"What to compare: {', '.join(VARIANTS)}; NAME+KEY=VALUE is NAME with another value of a key."
 
 READY = "without_pool"
 """The variant whose consumers have all features of a step before its first pack."""
@@ -94,7 +95,7 @@ def register(app: typer.Typer) -> None:
 def bench(
     path: ConfigFile,
     overrides: Overrides = None,
-    modes: Annotated[str, typer.Option(metavar="NAME,…", help=f"What to compare: {', '.join(VARIANTS)}.")] = DEFAULT,
+    modes: Annotated[str, typer.Option(metavar="NAME,…", help=MODES_HELP)] = DEFAULT,
     steps: Annotated[int, typer.Option(min=3, help="Steps of each run.")] = 12,
     warmup: Annotated[int, typer.Option(min=1, help="First steps of each run that are not measured.")] = 2,
     rounds: Annotated[int, typer.Option(min=1, help="Runs of each mode.")] = 3,
@@ -107,8 +108,10 @@ def bench(
     from flowtrain.telemetry.files import write_atomic
 
     names = [name.strip() for name in modes.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in VARIANTS] or not names:
-        raise ConfigError(f"--modes {modes}: {unknown} is not known: choose among {', '.join(VARIANTS)}")
+    if not names or len(set(names)) < len(names):
+        raise ConfigError(f"--modes {modes}: give names, each once")
+    for name in names:
+        overrides_of(name, devices=1)
     if warmup >= steps:
         raise ConfigError(f"--warmup {warmup} leaves nothing of --steps {steps}: raise the steps")
     found, folder = _run_all(path, tuple(overrides or ()), names, steps, warmup, rounds)
@@ -149,7 +152,7 @@ def _run_all(
     reports = {}
     for number in range(1, rounds + 1):
         for name in names:
-            run_dir = folder / f"{name}-{number}"
+            run_dir = folder / f"{name.replace('/', '_')}-{number}"
             settings = (*overrides, *common, *overrides_of(name, devices), f"run.dir={run_dir}")
             typer.echo(f"round {number} of {rounds}: {name}")
             config = load_config(path, settings).config

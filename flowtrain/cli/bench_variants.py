@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from flowtrain.errors import ConfigError
+
 COLOCATED = (
     "mode=monolithic",
     "allocation.placement=null",
@@ -49,8 +51,21 @@ by a profile that it makes first."""
 
 
 def overrides_of(name: str, devices: int) -> tuple[str, ...]:
-    """Those of a variant on so many devices."""
-    return tuple(override.format(devices=devices) for override in VARIANTS[name])
+    """Those of a variant on so many devices; what stands behind a `+` is an override of its own.
+
+    >>> overrides_of("flow+packing.policy=ffd", devices=2)
+    ('mode=flow', 'packing.policy=ffd')
+
+    Raises:
+        ConfigError: no variant has this name.
+    """
+    base, *more = name.split("+")
+    if base not in VARIANTS or not all("=" in override for override in more):
+        raise ConfigError(
+            f"--modes: {name} is not known: give one of {', '.join(VARIANTS)}, or one with keys of its own, such as "
+            f"flow+packing.policy=ffd"
+        )
+    return (*(override.format(devices=devices) for override in VARIANTS[base]), *more)
 
 
 DEFAULT = "flow,disaggregated,barrier_step,monolithic,monolithic_dynamic"

@@ -10,6 +10,7 @@ import pytest
 from flowtrain.cli.bench_result import FIGURES, RATE, Spread, limits, measure, ratios, summarize
 from flowtrain.cli.bench_variants import VARIANTS, overrides_of
 from flowtrain.config.loading import load_config
+from flowtrain.errors import ConfigError
 from flowtrain.telemetry.losses import Breakdown
 
 
@@ -77,3 +78,11 @@ def test_every_variant_is_a_config(name: str, emoji: Path) -> None:
             "without_scheduler": ["arrival"],
         }[name]
     )
+
+
+def test_a_variant_may_have_keys_of_its_own(emoji: Path) -> None:
+    config = load_config(emoji / "emoji.yaml", overrides_of("flow+packing.policy=wlb+pool.exchange=barrier_step", 2))
+    assert (config.config.packing.policy, config.config.exchange) == ("wlb", "barrier_step")
+    for wrong in ("fast", "flow+packing.policy", "+mode=flow"):
+        with pytest.raises(ConfigError, match="is not known: give one of flow, disaggregated"):
+            overrides_of(wrong, 2)
