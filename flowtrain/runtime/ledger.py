@@ -61,7 +61,7 @@ class Ledger:
         self.files = files
         self.totals = Totals.from_state(state["totals"]) if state else Totals()
         self.progress = Progress(config.telemetry.progress, total)
-        self._sinks: tuple[Sink, ...] = (files.metrics, self.progress, *sinks)
+        self._write = (files.metrics.write, self.progress.write, *(sink.write for sink in sinks))
         self._telemetry_seconds: float | None = None
         self.fleet: Fleet | None = None
         self._rest: tuple[SkippedRow, ...] = ()
@@ -191,8 +191,8 @@ class Ledger:
                 self._own_pack(pack)
         self.totals.wall_seconds = self._before_seconds + time.monotonic() - self._started
         record = self.totals.step(metrics)
-        for sink in self._sinks:
-            sink.write(record)
+        for write in self._write:
+            write(record)
         self._telemetry_seconds = time.thread_time() - start
 
     def saved(self, folder: Path) -> None:

@@ -15,7 +15,7 @@ from ray.util.metrics import Counter, Gauge
 from flowtrain.config.schema import Config
 from flowtrain.telemetry.metrics import METRICS
 from flowtrain.telemetry.registry import Kind, Metric
-from flowtrain.telemetry.sinks.prometheus import numbers, prometheus_name
+from flowtrain.telemetry.sinks.prometheus import prometheus_name, series
 
 
 class RayMetricsSink:
@@ -32,12 +32,12 @@ class RayMetricsSink:
                 self._by_metric[metric] = made
 
     def write(self, record: Mapping[str, Any]) -> None:
-        for metric, part, value in numbers(record):
-            series, tags = self._by_metric[metric], {metric.label: part} if metric.label else None
-            if isinstance(series, Gauge):
-                series.set(value, tags)
+        for metric, part, value in series(record):
+            made, tags = self._by_metric[metric], {metric.label: part} if metric.label else None
+            if isinstance(made, Gauge):
+                made.set(value, tags)
             elif value > 0:
-                series.inc(value, tags)
+                made.inc(value, tags)
 
-    def close(self) -> None:
+    def close(self, in_order: bool) -> None:
         """The agent drops what the driver told it when the driver leaves."""

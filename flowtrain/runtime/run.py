@@ -102,7 +102,7 @@ def execute(
             log.check(inputs.first_step + 1, total, composition_entry(inputs, composition(inputs)))
         files = stack.enter_context(RunFiles(run_dir, inputs.first_step if state else None))
         sinks = stack.enter_context(open_sinks(config, run_dir, _sink_openers(config)))
-        ledger = Ledger(config, shape, plan, files, state, total, sinks)
+        ledger = Ledger(config, shape, plan, files, state, total, sinks.sinks)
         trace = stack.enter_context(ControllerTrace(run_dir if config.run.trace else None))
         try:
             for note in resume_notes(config.train, state, total) if state else ():
@@ -126,6 +126,7 @@ def execute(
                 dump,
                 cluster.nodes if cluster else (),
             )
+            sinks.in_order = True
             if stop.requested:
                 raise stop.error()
         except (Interrupted, Terminated) as error:

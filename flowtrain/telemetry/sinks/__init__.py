@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,8 +28,8 @@ class Sink(Protocol):
     def write(self, record: Mapping[str, Any]) -> None:
         """Keeps or sends one record (`Registry.record`); the record stays the caller's."""
 
-    def close(self) -> None:
-        """Writes out what is held back; idempotent."""
+    def close(self, in_order: bool) -> None:
+        """Writes out what is held back; `in_order`: the run made its last step, or was asked to stop and has saved."""
 
 
 Opener = Callable[[Config, Path], Sink]
@@ -53,9 +54,9 @@ class Guarded:
         if self._sink is not None:
             self._try(self._sink, lambda sink: sink.write(record))
 
-    def close(self) -> None:
+    def close(self, in_order: bool) -> None:
         if self._sink is not None:
-            self._try(self._sink, lambda sink: sink.close())
+            self._try(self._sink, lambda sink: sink.close(in_order))
             self._sink = None
 
     def _try(self, sink: Sink, call: Callable[[Sink], None]) -> None:
@@ -65,7 +66,15 @@ class Guarded:
             self._sink = None
             self._warn(f"warning: telemetry sink {self._name} broke and is given up ({_text(error)})")
             with suppress(Exception):
-                sink.close()
+                sink.close(False)
+
+
+@dataclass
+class Opened:
+    """The sinks of a run; `in_order` is set once it has come to its end as it should, and told them at their close."""
+
+    sinks: tuple[Sink, ...]
+    in_order: bool = False
 
 
 def _to_stderr(text: str) -> None:
@@ -75,23 +84,25 @@ def _to_stderr(text: str) -> None:
 @contextmanager
 def open_sinks(
     config: Config, run_dir: Path, openers: Mapping[str, Opener], warn: Callable[[str], None] = _to_stderr
-) -> Iterator[tuple[Sink, ...]]:
+) -> Iterator[Opened]:
     """The sinks that `telemetry.sinks` names, closed at the end. Raises `PlanError` for one that cannot start."""
-    opened: list[Guarded] = []
+    guarded: list[Guarded] = []
+    opened = Opened(())
     try:
         for name in config.telemetry.sinks:
             try:
-                opened.append(Guarded(name, openers[name](config, run_dir), warn))
+                guarded.append(Guarded(name, openers[name](config, run_dir), warn))
             except PlanError:
                 raise
             except Exception as error:
                 raise PlanError(
                     f"telemetry sink {name} cannot start: {_text(error)}; repair that, or change telemetry.sinks"
                 ) from error
-        yield tuple(opened)
+        opened.sinks = tuple(guarded)
+        yield opened
     finally:
-        for sink in opened:
-            sink.close()
+        for sink in guarded:
+            sink.close(opened.in_order)
 
 
 def _text(error: Exception) -> str:

@@ -35,5 +35,5 @@ class TensorBoardSink:
             self._writer.add_scalar(name, value, record["step"])
         self._writer.flush()
 
-    def close(self) -> None:
+    def close(self, in_order: bool) -> None:
         self._writer.close()

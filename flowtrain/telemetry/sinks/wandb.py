@@ -36,5 +36,5 @@ class WandbSink:
         values = {metric.name if part is None else metric.of(part): value for metric, part, value in numbers(record)}
         self._run.log(values, step=record["step"])
 
-    def close(self) -> None:
-        self._run.finish()
+    def close(self, in_order: bool) -> None:
+        self._run.finish(exit_code=0 if in_order else 1)

@@ -20,7 +20,7 @@ TARGETS = {"job", "instance"}
 
 def known() -> dict[str, set[str]]:
     """What a run serves: name → labels."""
-    served = {"flowtrain_step": {"run"}}
+    served = {"flowtrain_step": {"run"}, "flowtrain_ended": {"run"}}
     for metric in METRICS:
         if metric.kind is not Kind.FACT:
             name = prometheus_name(metric) + ("_total" if metric.kind is Kind.COUNTER else "")

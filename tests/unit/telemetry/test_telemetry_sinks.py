@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import socket
+import threading
 import time
 import urllib.request
 from collections.abc import Mapping
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from busy import allowed
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.telemetry.sinks import OPENERS, Sink, open_sinks
-from flowtrain.telemetry.sinks.prometheus import PrometheusSink
+from flowtrain.telemetry.sinks.prometheus import PrometheusSink, series
 
 RECORD: dict[str, Any] = {
     "step": 1,
@@ -44,7 +46,8 @@ def fetch(port: int) -> dict[str, float]:
 
 
 def test_prometheus_fetches_the_newest_values_and_sums(tmp_path: Path) -> None:
-    with open_sinks(config(tmp_path, "prometheus"), tmp_path, {"prometheus": PrometheusSink}) as [guarded]:
+    with open_sinks(config(tmp_path, "prometheus"), tmp_path, {"prometheus": PrometheusSink}) as opened:
+        [guarded] = opened.sinks
         sink = guarded._sink  # type: ignore[attr-defined]
         guarded.write(RECORD)
         guarded.write(RECORD | {"step": 2, "loss_metrics/global_avg_loss": 1.0})
@@ -58,6 +61,52 @@ def test_prometheus_fetches_the_newest_values_and_sums(tmp_path: Path) -> None:
     assert not [name for name in found if "loss_hex" in name or "applied" in name]
     with pytest.raises(OSError, match="refused"):
         fetch(sink.port)
+
+
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_run_that_ended_in_order_waits_for_who_fetches_regularly(in_order: bool, tmp_path: Path) -> None:
+    found: list[dict[str, float]] = []
+    fetched = threading.Event()
+
+    def fetch_often(port: int) -> None:
+        with suppress(OSError):
+            while True:
+                found.append(fetch(port))
+                if len(found) == 3:
+                    fetched.set()
+                time.sleep(0.2)
+
+    with open_sinks(config(tmp_path, "prometheus"), tmp_path, {"prometheus": PrometheusSink}) as opened:
+        port = opened.sinks[0]._sink.port  # type: ignore[attr-defined]
+        fetcher = threading.Thread(target=fetch_often, args=(port,))
+        fetcher.start()
+        assert fetched.wait(20)
+        opened.sinks[0].write(RECORD)
+        opened.in_order = in_order
+    fetcher.join(20)
+    run = f'{{run="{tmp_path.name}"}}'
+    assert {one[f"flowtrain_ended{run}"] for one in found[:3]} == {0.0}
+    if in_order:
+        assert found[-1][f"flowtrain_ended{run}"] == 1.0
+        assert found[-1][f"flowtrain_step{run}"] == 1
+    else:
+        assert found[-1][f"flowtrain_ended{run}"] == 0.0
+
+
+def test_a_run_that_nobody_fetches_from_ends_at_once(tmp_path: Path) -> None:
+    with open_sinks(config(tmp_path, "prometheus"), tmp_path, {"prometheus": PrometheusSink}) as opened:
+        fetch(opened.sinks[0]._sink.port)  # type: ignore[attr-defined]
+        opened.in_order = True
+        began = time.monotonic()
+    assert time.monotonic() - began < allowed(2.0)
+
+
+def test_what_is_not_known_any_more_is_nan_to_sinks_that_keep_the_newest() -> None:
+    found = {(metric.name, part): value for metric, part, value in series(RECORD | {"rows": None})}
+    assert math.isnan(found["mfu(%)", None])
+    assert found["lr/MODULE", "encoder"] == 1e-4
+    assert ("rows", None) not in found, "a sum stays what it is"
+    assert ("loss_hex", None) not in found
 
 
 def test_a_port_that_is_taken_stops_the_run(tmp_path: Path) -> None:
@@ -75,7 +124,8 @@ def test_a_port_that_is_taken_stops_the_run(tmp_path: Path) -> None:
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    with open_sinks(config(tmp_path, "tensorboard"), tmp_path, OPENERS) as [sink]:
+    with open_sinks(config(tmp_path, "tensorboard"), tmp_path, OPENERS) as opened:
+        [sink] = opened.sinks
         sink.write(RECORD)
         sink.write(RECORD | {"step": 2, "loss_metrics/global_avg_loss": 1.0})
     events = EventAccumulator(str(tmp_path / "tensorboard"))
@@ -90,7 +140,8 @@ def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:
 def test_wandb_keeps_an_offline_run(tmp_path: Path) -> None:
     run_dir = tmp_path / "my-run"
     run_dir.mkdir()
-    with open_sinks(config(tmp_path, "wandb", wandb_mode="offline"), run_dir, OPENERS) as [sink]:
+    with open_sinks(config(tmp_path, "wandb", wandb_mode="offline"), run_dir, OPENERS) as opened:
+        [sink] = opened.sinks
         sink.write(RECORD)
         sink.write(RECORD | {"step": 2})
     [written] = run_dir.glob("wandb/offline-run-*/*.wandb")
@@ -121,7 +172,7 @@ class Breaks:
         if len(self.taken) > 1:
             raise ConnectionResetError("gone")
 
-    def close(self) -> None:
+    def close(self, in_order: bool) -> None:
         self.closed += 1
 
 
@@ -134,7 +185,8 @@ def test_a_sink_that_breaks_is_told_of_once_and_the_others_go_on(tmp_path: Path)
         return made[-1]
 
     openers = {"tensorboard": opener, "prometheus": PrometheusSink}
-    with open_sinks(config(tmp_path, "tensorboard", "prometheus"), tmp_path, openers, warnings.append) as sinks:
+    with open_sinks(config(tmp_path, "tensorboard", "prometheus"), tmp_path, openers, warnings.append) as opened:
+        sinks = opened.sinks
         for step in (1, 2, 3):
             for sink in sinks:
                 sink.write(RECORD | {"step": step})
