@@ -1,4 +1,4 @@
-"""Each alert fires when its fault lasts, not before and not without it: `promtool test rules`, which has its own clock."""
+"""Each alert fires when its fault lasts, not before and not without it: promtool has a clock of its own."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ pytestmark = pytest.mark.skipif(
 
 @dataclass(frozen=True)
 class Case:
-    """`series`: values every 15 s, in promtool's words; `fires`: the first minute at which `alert` does; none until `quiet`."""
+    """`series`: values every 15 s, in promtool's words; `fires`: the first minute at which `alert` does; without one
+    nothing fires until minute `quiet`."""
 
     name: str
     series: dict[str, str]
