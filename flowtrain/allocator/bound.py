@@ -29,6 +29,11 @@ def given_layout(config: Config, role: Role) -> Layout | None:
     return Layout(dp_replicate=side.num) if side.num else None
 
 
+def has_open_sizes(config: Config) -> bool:
+    """Whether the policy is to choose how many processes a side has."""
+    return config.policy != "uniform" and any(given_layout(config, role) is None for role in SIDES)
+
+
 def given_threads(config: Config, role: Role, placement: str) -> int | None:
     """CPU threads that the config gives a process of this side; None where they are open."""
     if placement != "colocated":

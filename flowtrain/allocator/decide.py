@@ -8,9 +8,9 @@
 | `num`, `layout`, `threads` of a side | set | what the policy gives, among what launch runs: data-parallel copies |
 
 With a profile the rates are predictions from what was measured on this machine (`predict`); without one, those of the
-throughput model. The result is a config in which nothing is open, so that deciding again changes nothing. What cannot
-be searched (a cluster that is not joined yet, one GPU for two sides, GPUs that are unknown or of several kinds) keeps
-one process a side.
+throughput model. The result is a config in which nothing is open, so that deciding again changes nothing. On a
+cluster it is the driver that decides, once it has joined and knows the nodes. What cannot be searched (a cluster that
+is not joined yet, one GPU for two sides, GPUs that are unknown or of several kinds) keeps one process a side.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from flowtrain.allocator.bound import SIDES, bound_side, given_layout, given_threads, side_of
+from flowtrain.allocator.bound import SIDES, bound_side, given_layout, given_threads, has_open_sizes, side_of
 from flowtrain.allocator.candidates import Scope, powers_of_two
+from flowtrain.allocator.devices import devices_of
 from flowtrain.allocator.footprint import device_bytes
-from flowtrain.allocator.hardware import HARDWARE, Cluster, NodePool, node_type
 from flowtrain.allocator.inventory import Inventory
 from flowtrain.allocator.load import Candidate, CandidateTable
 from flowtrain.allocator.options import capacity_bytes
+from flowtrain.allocator.place import Need, NodeRoom, place
 from flowtrain.allocator.policies import POLICIES
 from flowtrain.allocator.predict import Predictor, Setup, predict
 from flowtrain.allocator.problem import question_of
@@ -41,12 +42,11 @@ from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
 MOST_PER_SIDE = 4
-"""Processes of a side that are chosen on a CPU: each takes memory and seconds to start that no rate shows."""
-PCIE_BANDWIDTH = 32e9
-"""Of 16 lanes of version 4, a direction."""
-ALL_THREADS = 8
-"""Threads of a process up to which every number is tried: pairs of all numbers of a large machine are tens of
-thousands, and neighbours among many differ by little."""
+"""Processes of a side that are chosen on the cores of a node: each takes memory and seconds to start that no rate
+shows."""
+ALL_UP_TO = 8
+"""Threads of a process, or processes, up to which every number is tried: pairs of all numbers of a large machine are
+tens of thousands, and neighbours among many differ by little."""
 WORTH = 1.02
 """A profile's prediction must be higher by this factor to choose more processes."""
 
@@ -76,13 +76,16 @@ def decide(
     inventory: Inventory,
     stats: DataStats | None = None,
     profile: Profile | None = None,
+    nodes: Sequence[NodeRoom] | None = None,
 ) -> Decided:
-    """See the page above; where nothing can be searched, or nothing fits, the placement is the mode's."""
+    """See the page above; where nothing can be searched, or nothing fits, the placement is the mode's.
+
+    `nodes`: of a cluster that was joined, the driver's first.
+    """
     auto = config.allocation.placement == "auto"
-    sizes_open = config.placement != "colocated" and any(given_layout(config, role) is None for role in SIDES)
-    if not auto and (not sizes_open or config.policy == "uniform"):
+    if not auto and (config.placement == "colocated" or not has_open_sizes(config)):
         return Decided(config)
-    picks = list(_picks(config, shape, inventory, stats, profile))
+    picks = list(_picks(config, shape, inventory, stats, profile, nodes))
     if not picks:
         return Decided(_with_placement(config, config.placement))
     best = max(picks, key=lambda pick: pick.rate)
@@ -95,7 +98,12 @@ def _told(pick: _Pick) -> str:
 
 
 def _picks(
-    config: Config, shape: ModelShape, inventory: Inventory, stats: DataStats | None, profile: Profile | None
+    config: Config,
+    shape: ModelShape,
+    inventory: Inventory,
+    stats: DataStats | None,
+    profile: Profile | None,
+    nodes: Sequence[NodeRoom] | None,
 ) -> Iterator[_Pick]:
     """What each placement that is open could do at best."""
     auto = config.allocation.placement == "auto"
@@ -106,7 +114,7 @@ def _picks(
         if auto or config.placement != "colocated":
             yield from _measured(config, shape, inventory, profile)
         return
-    cluster = _cluster(config, inventory)
+    cluster = devices_of(config, inventory, nodes)
     if cluster is None:
         return
     found = stats or assumed_stats(config.packing.max_tokens)
@@ -114,42 +122,16 @@ def _picks(
     if auto and alone:
         yield from _colocated(config, inventory, problem)
     if auto or config.placement != "colocated":
-        yield from _searched(config, shape, problem)
+        yield from _searched(config, shape, problem, nodes)
 
 
-def _cluster(config: Config, inventory: Inventory) -> Cluster | None:
-    """What both sides may be placed on: this machine's GPUs, or its cores; None where there is no such one kind."""
-    if config.cluster.address is not None:
-        return None
-    devices = {side.device for side in (config.producers, config.consumers)}
-    if inventory.gpus and devices <= {"auto", "cuda"}:
-        names = {gpu.name for gpu in inventory.devices}
-        if inventory.gpus < 2 or len(names) != 1:
-            return None
-        try:
-            node = node_type(*names)
-        except PlanError:
-            return None
-        memory = float(min(gpu.memory_bytes for gpu in inventory.devices))
-        # Without direct links GPUs talk over PCIe, whatever the table says of their kind.
-        linked = all(gpu.links for gpu in inventory.devices)
-        link = node.link_bandwidth if linked else min(node.link_bandwidth, PCIE_BANDWIDTH)
-        node = replace(node, devices=inventory.gpus, memory_bytes=memory, link_bandwidth=link)
-        return (NodePool(node, 1),) if config.model.dtype in node.peak_flops else None
-    if inventory.gpus and devices != {"cpu"}:
-        return None
-    cores = max(1, inventory.cpus)
-    cpu = replace(HARDWARE["cpu"], devices=cores, memory_bytes=inventory.memory_bytes / cores)
-    return (NodePool(cpu, 1),)
-
-
-def _searched(config: Config, shape: ModelShape, problem: Problem) -> Iterator[_Pick]:
+def _searched(config: Config, shape: ModelShape, problem: Problem, nodes: Sequence[NodeRoom] | None) -> Iterator[_Pick]:
     """The policy's choice among copies; where the pool is small, the best of those that it can hold (C6)."""
     on_cpu = problem.cluster[0].node.on_cpu
-    most = MOST_PER_SIDE if on_cpu else problem.cluster[0].devices
+    most = MOST_PER_SIDE * problem.cluster[0].num_nodes if on_cpu else problem.cluster[0].devices
     apart = replace(problem, placements=frozenset({"disaggregated"}))
     best: _Pick | None = None
-    for consumers in range(1, most + 1):
+    for consumers in _choices(most + 1):
         producers = config.pool.bytes // ((consumers + 1) * largest_block_bytes(config, shape))
         if producers < 1:
             break
@@ -161,7 +143,7 @@ def _searched(config: Config, shape: ModelShape, problem: Problem) -> Iterator[_
         found = POLICIES[config.policy](apart, device_bytes, scope)
         if found is not None and (best is None or found.rate > best.rate):
             encoder, backbone = found.choices[0].candidate, found.choices[-1].candidate
-            best = _Pick(
+            pick = _Pick(
                 "disaggregated",
                 encoder.replicas,
                 encoder.threads if on_cpu else None,
@@ -169,8 +151,24 @@ def _searched(config: Config, shape: ModelShape, problem: Problem) -> Iterator[_
                 backbone.threads if on_cpu else None,
                 found.rate,
             )
+            if nodes is None or not on_cpu or _has_room(config, pick, nodes):
+                best = pick
     if best is not None:
         yield best
+
+
+def _has_room(config: Config, pick: _Pick, nodes: Sequence[NodeRoom]) -> bool:
+    """Whether whole processes fit the nodes: the search counts cores of all of them."""
+    sides = (
+        (Role.CONSUMER, pick.consumers, pick.consumer_threads),
+        (Role.PRODUCER, pick.producers, pick.producer_threads),
+    )
+    counted = config.cluster.oversubscribe is not True
+    try:
+        place([Need(r, num, (t or 1) if counted else 0, 0, side_of(config, r).node) for r, num, t in sides], nodes)
+    except PlanError:
+        return False
+    return True
 
 
 def _colocated(config: Config, inventory: Inventory, problem: Problem) -> Iterator[_Pick]:
@@ -228,9 +226,7 @@ def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, in
         [given.world_size] if (given := given_layout(config, role)) else list(range(1, MOST_PER_SIDE + 1))
         for role in SIDES
     ]
-    threads = [
-        [side.threads] if side.threads else _thread_choices(cores) for side in (config.producers, config.consumers)
-    ]
+    threads = [[side.threads] if side.threads else _choices(cores) for side in (config.producers, config.consumers)]
     every = (
         (producers, p_threads, consumers, c_threads)
         for producers in numbers[0]
@@ -242,10 +238,10 @@ def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, in
     yield from sorted(every, key=lambda setup: (setup[0] + setup[2], setup))
 
 
-def _thread_choices(cores: int) -> list[int]:
-    """Threads of a process that are tried: all up to `ALL_THREADS`; then powers of two, and what these leave."""
-    some = [*range(1, min(ALL_THREADS, cores - 1) + 1), *powers_of_two(cores - 1)]
-    return sorted({*some, *(cores - number for number in some)})
+def _choices(total: int) -> list[int]:
+    """Numbers below `total` that are tried: all up to `ALL_UP_TO`; then powers of two, and what these leave."""
+    some = [*range(1, min(ALL_UP_TO, total - 1) + 1), *powers_of_two(total - 1)]
+    return sorted({*some, *(total - number for number in some)})
 
 
 def _colocated_threads(config: Config, inventory: Inventory) -> int:

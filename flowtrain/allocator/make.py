@@ -53,7 +53,7 @@ def make_plan(
     Raises:
         PlanError: it does not fit; the sentence has both numbers and the key to change.
     """
-    config = decide(config, shape, inventory, stats, profile).config
+    config = decide(config, shape, inventory, stats, profile, nodes).config
     sides: dict[Role, SideConfig] = {Role.PRODUCER: config.producers, Role.CONSUMER: config.consumers}
     layouts = {role: _layout(config, role, shape) for role in sides}
     sizes = {role: layout.world_size for role, layout in layouts.items()}

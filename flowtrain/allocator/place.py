@@ -30,11 +30,13 @@ Homes = dict[Role, tuple[int, ...]]
 
 @dataclass(frozen=True, slots=True)
 class NodeRoom:
-    """What one node of the cluster has, free or not; `name` is its address."""
+    """What one node of the cluster has, free or not; `name` is its address, `gpu` what its GPUs are."""
 
     name: str
     cpus: float
     gpus: float
+    memory_bytes: float = 0.0
+    gpu: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -238,13 +238,17 @@ def _plan(config: Config, may_measure: bool = True) -> tuple[Config, Plan, tuple
     if config.train.step.packs is not None and config.train.max_steps is None:
         raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
     from flowtrain.allocator import decide, known_stats, local_inventory, make_plan
+    from flowtrain.allocator.bound import has_open_sizes
     from flowtrain.shapes import check_family, read_shape
 
     shape = read_shape(config.model.path)
     check_family(shape.family)
     inventory = local_inventory()
     decided = decide(config, shape, inventory, known_stats(config.data.train), _profile(config, may_measure))
-    return decided.config, make_plan(decided.config, shape, inventory), decided.notes
+    notes = decided.notes
+    if config.cluster.address is not None and config.placement != "colocated" and has_open_sizes(config):
+        notes += ("how many processes a side has is open: it is decided once the cluster's nodes are known",)
+    return decided.config, make_plan(decided.config, shape, inventory), notes
 
 
 def _profile(config: Config, may_measure: bool) -> Profile | None:

@@ -23,6 +23,9 @@ from flowtrain.telemetry.tables import PlaceRow
 LOOPBACK = "127.0.0.1"
 """Where the ranks of a side on one node meet: nothing listens to others."""
 
+_KIND = "accelerator_type:"
+"""What the resource of a node begins with by which Ray names its GPUs."""
+
 _SIOCGIFADDR = 0x8915
 
 
@@ -33,17 +36,20 @@ def listen_on_loopback() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One machine of the cluster: Ray's id of it, its address, and its cores and GPUs, free or not."""
+    """One machine of the cluster: Ray's id of it, its address, and its cores, GPUs and memory, free or not; `gpu`: what
+    the GPUs are, in Ray's words, such as `H100`."""
 
     number: int
     id: str
     address: str
     cpus: float
     gpus: float
+    memory_bytes: float = 0.0
+    gpu: str | None = None
 
     @property
     def room(self) -> NodeRoom:
-        return NodeRoom(self.address, self.cpus, self.gpus)
+        return NodeRoom(self.address, self.cpus, self.gpus, self.memory_bytes, self.gpu)
 
 
 def number_nodes(found: Iterable[Mapping[str, Any]], driver_id: str) -> tuple[Node, ...]:
@@ -57,6 +63,8 @@ def number_nodes(found: Iterable[Mapping[str, Any]], driver_id: str) -> tuple[No
             node["NodeManagerAddress"],
             node["Resources"].get("CPU", 0.0),
             node["Resources"].get("GPU", 0.0),
+            node["Resources"].get("memory", 0.0),
+            next((name.removeprefix(_KIND) for name in sorted(node["Resources"]) if name.startswith(_KIND)), None),
         )
         for number, node in enumerate(alive)
     )

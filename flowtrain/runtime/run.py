@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from flowtrain.allocator import local_inventory, make_plan, plan_to_dict, plan_warnings
+from flowtrain.allocator import decide, known_stats, local_inventory, make_plan, plan_to_dict, plan_warnings
 from flowtrain.allocator.limits import limit_warnings, process_limits, raise_open_files
 from flowtrain.allocator.spare import with_producers
+from flowtrain.config.loading import dump_resolved
 from flowtrain.config.schema import Config
 from flowtrain.data.stream import BLOCK_ROWS, SampleStream
 from flowtrain.errors import Interrupted, Terminated
@@ -88,7 +89,10 @@ def execute(
     log = ReplayLog.read(replay) if replay else None
     with ExitStack() as stack:
         cluster = _joined(config, stop, stack) if executor is None else None
-        plan = make_plan(config, shape, inventory, [node.room for node in cluster.nodes] if cluster else None)
+        rooms = [node.room for node in cluster.nodes] if cluster else None
+        if rooms is not None:  # what is open could not be decided before
+            config = decide(config, shape, inventory, known_stats(config.data.train), nodes=rooms).config
+        plan = make_plan(config, shape, inventory, rooms)
         if state and config.allocation.replan == "auto":
             plan = with_producers(plan, state["producers"])
         limits = process_limits()
@@ -172,6 +176,7 @@ def _train(
     at = inputs.first_step + 1
     files.decision(at, "plan", plan=plan_to_dict(plan))
     if nodes:  # only now those of the plan are known
+        write_atomic(inputs.run_dir / "config.yaml", dump_resolved(config))
         rows = who_runs_where([*all_ranks(plan), *plan.spare], nodes)
         write_atomic(inputs.run_dir / "plan.yaml", yaml.safe_dump(plan_to_dict(plan), sort_keys=False))
         write_atomic(inputs.run_dir / "placement.json", json.dumps([asdict(row) for row in rows], indent=2) + "\n")

@@ -11,8 +11,9 @@ import pytest
 from allocator_inputs import config
 from profiles import MADE
 
-from flowtrain.allocator import Inventory, decide, make_plan
-from flowtrain.allocator.decide import PCIE_BANDWIDTH, _cluster, _setups
+from flowtrain.allocator import Inventory, NodeRoom, decide, make_plan
+from flowtrain.allocator.decide import _setups
+from flowtrain.allocator.devices import PCIE_BANDWIDTH, devices_of
 from flowtrain.allocator.gpus import Gpu
 from flowtrain.allocator.planfile import obey, read_plan_file
 from flowtrain.allocator.policies import POLICIES
@@ -21,7 +22,7 @@ from flowtrain.allocator.stats import known_stats
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.shapes import ModelShape, read_shape
 from flowtrain.sizes import row_sizes, sizes_file
-from flowtrain.types import ImageMeta, SampleMeta, SkippedRow
+from flowtrain.types import ImageMeta, Role, SampleMeta, SkippedRow
 
 GIB = 2**30
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * 10**9, links=18)
@@ -170,8 +171,43 @@ def test_gpus_are_divided_as_the_smallest_of_them(emoji: Path, shape: ModelShape
     small = Inventory(16, 8, 64 * GIB, GIB, (*(H100,) * 7, replace(H100, memory_bytes=10**6)))
     assert decide(given, shape, small).config.producers.num is None
     apart = (*(H100,) * 7, replace(H100, links=0))
-    (pool,) = _cluster(given, Inventory(16, 8, 64 * GIB, GIB, apart)) or ()
+    (pool,) = devices_of(given, Inventory(16, 8, 64 * GIB, GIB, apart), None) or ()
     assert pool.node.link_bandwidth == PCIE_BANDWIDTH
+
+
+def nodes(*cores: float, gpus: float = 0.0, gpu: str | None = None) -> list[NodeRoom]:
+    return [NodeRoom(f"10.0.0.{n}", cpus, gpus, 4.0 * GIB * cpus, gpu) for n, cpus in enumerate(cores)]
+
+
+def test_what_is_open_is_decided_by_the_nodes_of_a_cluster(emoji: Path, shape: ModelShape) -> None:
+    """Cores of all nodes are used, and whole processes fit them; a run that is not on it yet decides nothing."""
+    given = config(emoji, cluster={"address": "auto"})
+    assert decide(given, shape, cores(2)).config == given
+    rooms = nodes(3, 3, 3)
+    decided = decide(given, shape, cores(2), nodes=rooms).config
+    plan = make_plan(given, shape, cores(2), rooms)
+    threads = {side.role: [rank.threads for rank in side.ranks] for side in (plan.producers, plan.consumers)}
+    assert 3 < sum(map(sum, threads.values())) <= 9
+    assert threads[Role.PRODUCER] == [decided.producers.threads] * (decided.producers.num or 0)
+    for number in range(3):
+        ranks = [rank for side in (plan.producers, plan.consumers) for rank in side.ranks if rank.node == number]
+        assert sum(rank.threads for rank in ranks) <= 3
+    bound = config(emoji, cluster={"address": "auto"}, producers={"num": 2, "threads": 1}, consumers={"num": 1})
+    assert decide(bound, shape, cores(2), nodes=rooms).config == bound
+
+
+def test_nodes_that_differ_count_as_the_smallest_that_is_used(emoji: Path, shape: ModelShape) -> None:
+    given = config(emoji, cluster={"address": "auto"}, model={"path": emoji / "model", "dtype": "bfloat16"})
+    (pool,) = devices_of(given, cores(2), nodes(0, 8, 16, 16)) or ()
+    assert (pool.node.devices, pool.num_nodes) == (16, 2)
+    assert pool.node.memory_bytes == 4 * GIB
+    gpus = nodes(64, 64, gpus=8, gpu="H100")
+    (pool,) = devices_of(given, cores(2), [*nodes(8), *gpus]) or ()
+    assert (pool.node.name, pool.node.devices, pool.num_nodes) == ("h100", 8, 2)
+    decided = decide(given, shape, cores(8), nodes=gpus).config
+    assert 8 < (decided.producers.num or 0) + (decided.consumers.num or 0) <= 16
+    for others in ([*gpus, *nodes(64, gpus=8, gpu="A100")], nodes(64, gpus=1, gpu="H100"), nodes(64, gpus=8, gpu="X9")):
+        assert devices_of(given, cores(2), others) is None
 
 
 def test_threads_of_a_process_on_a_gpu_take_cores_and_no_more_gpus(emoji: Path, shape: ModelShape) -> None:
