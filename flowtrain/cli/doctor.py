@@ -137,7 +137,8 @@ def _end(num_wrong: int, num_nodes: int, result: dict[str, Any]) -> None:
 
     where = f"{num_nodes} nodes" if num_nodes > 1 else "this machine"
     if num_wrong:
-        failure.last_line(f"doctor: {num_wrong} things on {where} would end a run: see above", EXIT_WRONG, result)
+        things = "1 thing" if num_wrong == 1 else f"{num_wrong} things"
+        failure.last_line(f"doctor: {things} on {where} would end a run: see above", EXIT_WRONG, result)
     else:
         typer.echo(f"nothing on {where} would end a run")
         failure.last_line(None, 0, result)

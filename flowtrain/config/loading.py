@@ -178,6 +178,10 @@ def _absolute_paths(
         if not value.strip() or "\0" in value:
             issues.append(Issue(known_place(places, key), key, "a path must not be empty"))
             continue
+        if "://" in value:
+            told = f"{value} is a URL, and only files are read and written: mount that storage, or copy what is there, "
+            issues.append(Issue(known_place(places, key), key, told + "to a path that every node has"))
+            continue
         from_override = any(key[: len(path)] == path for path in given)
         base = Path.cwd() if from_override else folder
         _put(data, key, os.path.normpath(base / os.path.expanduser(value)))

@@ -43,7 +43,8 @@ class NodeFacts:
     """One node, as a process on it sees it. Bytes, or -1 where there is no limit; `code`: of FlowTrain's own files.
 
     `gpus`: name, memory bytes and NVLinks of each; `told_gpus`: how many its Ray was started with, None without Ray;
-    `clock_seconds`: ahead of the first node, known to `clock_error_seconds`.
+    `clock_seconds`: ahead of the first node, known to `clock_error_seconds`; `refused_ports`: where the run would listen
+    and cannot, with the reason.
     """
 
     number: int
@@ -64,6 +65,7 @@ class NodeFacts:
     clock_seconds: float = 0.0
     clock_error_seconds: float = 0.0
     seen: tuple[Sight, ...] = ()
+    refused_ports: tuple[tuple[str, str], ...] = ()
 
     @property
     def where(self) -> str:
@@ -119,6 +121,15 @@ def facts_here(number: int, address: str) -> NodeFacts:
         inventory.gpu_reason,
         Path("/sys/class/infiniband").is_dir() and any(os.scandir("/sys/class/infiniband")),
     )
+
+
+def refusal(host: str, port: int) -> str | None:
+    """Why nothing can listen there on this machine; None when it can."""
+    try:
+        socket.create_server((host, port)).close()
+    except OSError as error:
+        return error.strerror or str(error)
+    return None
 
 
 def _unlimited(limit: int) -> int:
@@ -207,6 +218,10 @@ def _limits(node: NodeFacts, pool_bytes: int) -> Iterable[Finding]:
     if pool_bytes > node.memory_bytes:
         what = f"pool.bytes is {pool_bytes} and {node.memory_bytes} bytes of memory are free"
         yield Finding("wrong", "memory", node.where, what, "lower pool.bytes, or free memory")
+    for address, why in node.refused_ports:
+        what = f"the prometheus sink cannot listen on {address}: {why}"
+        change = "end what listens there, or set telemetry.prometheus_port (0: a free one) or prometheus_host"
+        yield Finding("wrong", "ports", node.where, what, change)
     if 0 <= node.open_files < NODE_FILES:
         what = f"a process may have {node.open_files} files open and {NODE_FILES} may be needed"
         yield Finding("wrong", "open files", node.where, what, "raise it before Ray starts (ulimit -Hn, LimitNOFILE)")

@@ -22,7 +22,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowtrain.config.schema import ClusterConfig, Config
 from flowtrain.errors import PlanError
-from flowtrain.runtime.checkup import NodeFacts, PairFacts, facts_here
+from flowtrain.runtime.checkup import NodeFacts, PairFacts, facts_here, refusal
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.nodes import LOOPBACK, Node, look
 
@@ -36,7 +36,7 @@ ROUNDS = 3
 def examine_here(config: Config | None) -> list[NodeFacts]:
     """Of this machine alone, without Ray."""
     wanted = _inputs(config)
-    return [replace(facts_here(0, LOOPBACK), seen=look(wanted))]
+    return [replace(facts_here(0, LOOPBACK), seen=look(wanted), refused_ports=_refused_ports(config))]
 
 
 def examine(address: str, config: Config | None, bench: bool) -> tuple[list[NodeFacts], list[PairFacts]]:
@@ -51,6 +51,7 @@ def examine(address: str, config: Config | None, bench: bool) -> tuple[list[Node
         actor = ray.remote(num_cpus=0)(Examiner)
         examiners = [actor.options(scheduling_strategy=_at(node)).remote(node.number, node.address) for node in nodes]
         facts = _facts(nodes, examiners, [*_inputs(config), *probe.paths])
+        facts[0] = replace(facts[0], refused_ports=_refused_ports(config))  # the driver's node, where this runs
         pairs = _connect(nodes, examiners, _pairs(len(nodes)))
         return facts, _bench(nodes, pairs) if bench else pairs
 
@@ -60,6 +61,15 @@ def _inputs(config: Config | None) -> list[str]:
         return []
     paths = [config.model.path / "config.json", config.data.train, config.data.eval]
     return [str(path) for path in paths if path is not None]
+
+
+def _refused_ports(config: Config | None) -> tuple[tuple[str, str], ...]:
+    """Of those that the config names."""
+    if config is None or "prometheus" not in config.telemetry.sinks:
+        return ()
+    host, port = config.telemetry.prometheus_host, config.telemetry.prometheus_port
+    why = refusal(host, port)
+    return () if why is None else ((f"{host}:{port}", why),)
 
 
 class _Probe:

@@ -280,8 +280,11 @@ def test_the_doctor_sees_every_node_by_a_job(nodes: Nodes, tmp_path: Path) -> No
     file = tmp_path / "doctor.json"
     config = str(EXAMPLES / "emoji/emoji.yaml")
     run_dir = f"run.dir={tmp_path / 'run'}"
-    ended = nodes.cli("doctor", config, "--set", run_dir, "--no-bench", "--json", str(file))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+    taken = ["--set", "telemetry.sinks=[prometheus]", "--set", "telemetry.prometheus_host=203.0.113.9"]
+    ended = nodes.cli("doctor", config, "--set", run_dir, *taken, "--no-bench", "--json", str(file))
+    assert ended.returncode == 4, ended.stdout + ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("doctor: 1 thing on 4 nodes would end a run")
+    assert "wrong: ports, node 0" in ended.stdout
     found = json.loads(file.read_text())
     assert [node["number"] for node in found["nodes"]] == [0, 1, 2, 3]
     assert len({node["code"] for node in found["nodes"]}) == 1

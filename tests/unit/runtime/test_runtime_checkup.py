@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from flowtrain.runtime.checkup import NodeFacts, PairFacts, facts_here, findings
+from flowtrain.runtime.checkup import NodeFacts, PairFacts, facts_here, findings, refusal
 from flowtrain.runtime.nodes import Sight
 
 GIB = 2**30
@@ -63,6 +64,11 @@ def test_nothing_is_found_on_nodes_that_agree() -> None:
         ({"shm_bytes": 64 * 2**20}, "slow", ("/dev/shm", str(64 * 2**20), "--shm-size")),
         ({"memory_bytes": GIB}, "wrong", ("pool.bytes", str(8 * GIB), str(GIB))),
         ({"open_files": 512}, "wrong", ("512 files", "ulimit -Hn")),
+        (
+            {"refused_ports": (("127.0.0.1:9400", "Address already in use"),)},
+            "wrong",
+            ("127.0.0.1:9400: Address already in use", "telemetry.prometheus_port"),
+        ),
     ],
 )
 def test_a_node_that_differs_is_named(changed: dict[str, Any], level: str, words: tuple[str, ...]) -> None:
@@ -95,6 +101,14 @@ def test_different_devices_are_told_once_and_what_is_wrong_comes_first() -> None
 def test_what_is_missing_on_the_first_node_is_told_too() -> None:
     (finding,) = findings([replace(FIRST, seen=(Sight("/absent", None),))])
     assert (finding.level, finding.check, finding.what) == ("wrong", "paths", "/absent is not there")
+
+
+def test_a_port_that_is_taken_is_known_from_a_free_one() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert "in use" in (refusal("127.0.0.1", port) or "")
+    assert refusal("127.0.0.1", port) is None
+    assert refusal("203.0.113.9", 0) is not None, "an address that this machine does not have"
 
 
 def test_the_facts_of_this_machine() -> None:
