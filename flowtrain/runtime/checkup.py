@@ -43,8 +43,8 @@ class NodeFacts:
     """One node, as a process on it sees it. Bytes, or -1 where there is no limit; `code`: of FlowTrain's own files.
 
     `gpus`: name, memory bytes and NVLinks of each; `told_gpus`: how many its Ray was started with, None without Ray;
-    `clock_seconds`: ahead of the first node, known to `clock_error_seconds`; `refused_ports`: where the run would listen
-    and cannot, with the reason.
+    `clock_seconds`: ahead of the first node, known to `clock_error_seconds`; `refused_ports`: where the run cannot
+    listen as it is to, and why.
     """
 
     number: int

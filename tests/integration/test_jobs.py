@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -186,36 +186,32 @@ def assert_nothing_left(run_dir: Path) -> None:
 
 
 @pytest.mark.timeout(300)
-def test_a_job_that_is_interrupted_resumed_and_stopped_equals_a_local_run(
-    nodes: Nodes, train: Train, tmp_path: Path
-) -> None:
-    run_dir = tmp_path / "job"
-    overrides = (*ACROSS, *SLOW, "train.max_steps=12")
-    with Launch(nodes, run_dir, *overrides) as launch:
+def test_a_job_that_is_interrupted_and_resumed_equals_a_local_run(nodes: Nodes, train: Train, tmp_path: Path) -> None:
+    run_dir, steps = tmp_path / "job", 6
+    overrides = (*ACROSS, f"train.max_steps={steps}")
+    with Launch(nodes, run_dir, *overrides, *SLOW) as launch:
         launch.until_step(2)
         launch.process.send_signal(signal.SIGINT)
         assert launch.end(within=30) == 130, launch.text("err")
         interrupted = len(records(run_dir))
-        assert 2 <= interrupted < 10
+        assert 2 <= interrupted < steps
         assert launch.last_line == stopped_at(interrupted, run_dir)
         assert "finishes its step and saves, within 25 s" in launch.text("err")
-        assert "step 1/12 " in launch.text("out")
+        assert f"step 1/{steps} " in launch.text("out")
         assert "flowtrain-job-end" not in launch.text("out")
     assert_nothing_left(run_dir)
     with Launch(nodes, run_dir, *overrides, options=("--resume", "latest", "--no-wait")) as launch:
         assert launch.end(within=30) == 0, launch.text("err")
         job = launch.text("out").strip()
     assert re.fullmatch(r"\w+", job)
-    until(lambda: len(records(run_dir)) >= interrupted + 2, "two more steps", SECONDS)
-    assert nodes.cli("jobs", "stop", job).stderr.splitlines()[-1] == stopped_at(len(records(run_dir)), run_dir)
-    assert nodes.cli("jobs", "logs", job).stdout.splitlines()[-1] == stopped_at(len(records(run_dir)), run_dir)
-    listed = tmp_path / "jobs.json"
-    assert nodes.cli("jobs", "list", "--json", str(listed)).returncode == 0
-    assert job in [one["id"] for one in json.loads(listed.read_text())["jobs"]]
+    followed = nodes.cli("jobs", "logs", job, "--follow")
+    assert followed.returncode == 0, followed.stderr
+    assert f"done: {steps} steps" in followed.stdout
     assert_nothing_left(run_dir)
-    one_thread = ("producers.threads=1", "consumers.threads=1")
-    here = train("emoji", *COMMON, *one_thread, "train.max_steps=12", name="local")
-    assert losses(run_dir) == losses(here)[: len(records(run_dir))]
+    here = train(
+        "emoji", *COMMON, "producers.threads=1", "consumers.threads=1", f"train.max_steps={steps}", name="local"
+    )
+    assert losses(run_dir) == losses(here)
     assert all(record[f"pool/bytes_out/{TRANSPORT}"] == record["pool/bytes_out"] > 0 for record in records(run_dir))
     placed = {(row["role"], row["ranks"]): row for row in json.loads((run_dir / "placement.json").read_text())}
     assert [placed[role, "0"]["node"] for role in ("producer", "consumer")] == [1, 0]
@@ -229,44 +225,54 @@ def stopped_at(step: int, run_dir: Path) -> str:
     return f"interrupted (SIGINT); step-{step} is saved, go on with --resume {run_dir}"
 
 
-def test_rows_that_cannot_be_read_end_a_job_with_3(nodes: Nodes, tmp_path: Path) -> None:
+@pytest.mark.timeout(300)
+def test_jobs_side_by_side_end_as_their_runs_do(nodes: Nodes, tmp_path: Path) -> None:
+    """One is stopped by its id; of the others one cannot read its rows, one has nothing to go on with, one lacks its
+    model, and one has a run.dir that is another folder on each node."""
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"id": "a", "messages": \n')
-    with Launch(nodes, tmp_path / "run", *ONE_PROCESS, f"data.train={rows}") as launch:
-        assert launch.end(within=60) == 3, launch.text("err")
-        assert "rows.jsonl" in launch.last_line
-        assert "Traceback" not in launch.text("err")
+    jobs: dict[Path, tuple[tuple[str, ...], int, tuple[str, ...]]] = {
+        tmp_path / "rows": ((*ONE_PROCESS, f"data.train={rows}"), 3, ("rows.jsonl",)),
+        tmp_path / "resumed": (ONE_PROCESS, 2, ("does not exist", "no run to go on with")),
+        tmp_path / "hidden": (("model.path=/absent/model",), 4, ("node ", "/absent/model", "same path")),
+    }
+    if nodes.prefix:  # only then folders differ
+        run_dir = nodes.local / "run"
+        told = (
+            f"node 1 (10.78.0.2) does not have {run_dir}/decisions.jsonl",
+            "run.dir on storage that all nodes share",
+        )
+        jobs[run_dir] = ((*ACROSS, "train.max_steps=2"), 4, told)
+    with ExitStack() as stack:
+        stopped = stack.enter_context(Launch(nodes, tmp_path / "stopped", *ONE_PROCESS, *SLOW))
+        launches = {
+            run_dir: stack.enter_context(
+                Launch(nodes, run_dir, *overrides, options=("--resume", "latest") if run_dir.name == "resumed" else ())
+            )
+            for run_dir, (overrides, _, _) in jobs.items()
+        }
+        for run_dir, (_, code, words) in jobs.items():
+            launch = launches[run_dir]
+            assert launch.end(within=90) == code, launch.text("err")
+            assert all(word in launch.last_line for word in words), launch.last_line
+            assert "Traceback" not in launch.text("err")
+        stopped.until_step(2)
+        (job,) = re.findall(r"^job (\w+) on http", stopped.text("err"), re.MULTILINE)
+        last_line = nodes.cli("jobs", "stop", job).stderr.splitlines()[-1]
+        assert last_line == stopped_at(len(records(stopped.run_dir)), stopped.run_dir)
+        assert stopped.end(within=10) == 130, "the one who follows it is told, too"
+        assert stopped.last_line == last_line
+    assert nodes.cli("jobs", "logs", job).stdout.splitlines()[-1] == last_line
+    listed = tmp_path / "jobs.json"
+    assert nodes.cli("jobs", "list", "--json", str(listed)).returncode == 0
+    assert job in [one["id"] for one in json.loads(listed.read_text())["jobs"]]
+    assert_nothing_left(stopped.run_dir)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "options", "code", "words"),
-    [
-        pytest.param(ONE_PROCESS, ("--resume", "latest"), 2, ("does not exist", "no run to go on with"), id="resume"),
-        pytest.param(("model.path=/absent/model",), (), 4, ("node ", "/absent/model", "same path"), id="not-visible"),
-        pytest.param(("train.lr=fast",), (), 2, ("train.lr",), id="config"),
-    ],
-)
-def test_a_job_refused_at_once(
-    nodes: Nodes,
-    tmp_path: Path,
-    overrides: tuple[str, ...],
-    options: tuple[str, ...],
-    code: int,
-    words: tuple[str, ...],
-) -> None:
-    with Launch(nodes, tmp_path / "run", *overrides, options=options) as launch:
-        assert launch.end(within=40) == code, launch.text("err")
-        assert all(word in launch.last_line for word in words), launch.last_line
-
-
-def test_a_run_dir_of_one_node_is_refused(nodes: Nodes) -> None:
-    if not nodes.prefix:
-        pytest.skip("folders that differ between nodes can be made with network namespaces only, which needs root")
-    run_dir = nodes.local / "run"
-    with Launch(nodes, run_dir, *ACROSS, "train.max_steps=2") as launch:
-        assert launch.end(within=60) == 4, launch.text("err")
-        assert f"node 1 (10.78.0.2) does not have {run_dir}/decisions.jsonl" in launch.last_line
-        assert "run.dir on storage that all nodes share" in launch.last_line
+def test_a_config_that_is_wrong_is_no_job(nodes: Nodes, tmp_path: Path) -> None:
+    with Launch(nodes, tmp_path / "run", "train.lr=fast") as launch:
+        assert launch.end(within=20) == 2, launch.text("err")
+        assert "train.lr" in launch.last_line
 
 
 @pytest.mark.parametrize("token", ["", "another-token-0123456789abcdef01"])
@@ -300,9 +306,10 @@ def test_the_doctor_sees_every_node_by_a_job(nodes: Nodes, tmp_path: Path) -> No
 
 @pytest.mark.timeout(200)
 def test_a_killed_node_ends_the_job_with_5(nodes: Nodes, tmp_path: Path) -> None:
-    """Each process has a node of its own; the producer's, which the consumers' node reads from, dies."""
+    """Each process has a node of its own, as many producers as have room; the node of one, from which consumers read,
+    dies."""
     run_dir = tmp_path / "run"
-    sides = ("producers.num=2", "consumers.num=2", "producers.threads=2", "consumers.threads=2")
+    sides = ("producers.num=null", "consumers.num=2", "producers.threads=2", "consumers.threads=2")
     with Launch(nodes, run_dir, *sides, "train.max_steps=500", f"pool.transport={TRANSPORT}") as launch:
         launch.until_step(2)
         placed = json.loads((run_dir / "placement.json").read_text())
