@@ -120,7 +120,7 @@ class StepBook:
             flops=step_flops(shape, survivors, config.frozen),
             palm_flops=palm_flops(shape.text, [sample.tokens for sample in survivors]),
             eval_loss=self.eval_loss,
-            num_skipped=len(self.skipped) + len(self.bad),
+            skipped=Counter(row.reason for row in (*self.skipped, *self.bad.values())),
             applied=result.applied,
         )
 

@@ -47,6 +47,7 @@ class StepMetrics:
         pool_occupancy: largest used share of the pool seen, 0 to 1.
         num_packs: packs of all ranks; `capacity_tokens`: what they could hold.
         palm_flops: training FLOPs of the backbone by the PaLM paper's formula.
+        skipped: rows read and not trained, by reason.
         telemetry_seconds: processor time that telemetry took on the controller.
         applied: False when the update was left out (non-finite, or no trained token).
         of_run: what the controller knows beside the step: its plan, its last step, the devices.
@@ -85,7 +86,7 @@ class StepMetrics:
     palm_flops: float | None = None
     fleet: Fleet | None = None
     eval_loss: float | None = None
-    num_skipped: int = 0
+    skipped: Mapping[str, int] = field(default_factory=dict)
     telemetry_seconds: float | None = None
     applied: bool = True
     of_run: Mapping[Metric, Any] = field(default_factory=dict)
@@ -123,7 +124,8 @@ class StepMetrics:
             m.STEP: self.step,
             m.EPOCH: self.epoch,
             m.ROWS: self.rows,
-            m.ROWS_SKIPPED: self.num_skipped,
+            m.ROWS_SKIPPED: sum(self.skipped.values()),
+            m.ROWS_SKIPPED_OF: self.skipped,
             m.TEXT_TOKENS: self.text_tokens,
             m.VISION_TOKENS: self.vision_tokens,
             m.TRAINED_TOKENS: self.trained_tokens,

@@ -21,7 +21,7 @@ from flowtrain.types import SkippedRow
 MAX_IDS = 20
 """Ids named for each reason; the count goes on."""
 
-FINAL_NAMES_LEFT_OUT = frozenset({m.STEP.name, m.ROWS.name, m.ROWS_SKIPPED.name})
+NOT_FINAL = frozenset({m.STEP, m.ROWS, m.ROWS_SKIPPED, m.ROWS_SKIPPED_OF})
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class Totals:
                 weight = metrics.seconds if how is Reduce.TIME_MEAN else 1
                 self.tallies.setdefault(name, Tally()).add(value, weight)
         last_eval = self.final.get(m.EVAL_LOSS.name)
-        self.final = {name: value for name, value in record.items() if name not in FINAL_NAMES_LEFT_OUT}
+        self.final = {name: value for name, value in record.items() if m.METRICS.find(name)[0] not in NOT_FINAL}
         if last_eval is not None:
             self.final.setdefault(m.EVAL_LOSS.name, last_eval)
         return record

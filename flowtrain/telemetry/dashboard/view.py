@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from flowtrain.telemetry.dashboard.history import History
 from flowtrain.telemetry.dashboard.state import SmallFiles, mapping, phase_of, plan_of, total_steps
 from flowtrain.telemetry.dashboard.tail import Tail
 from flowtrain.telemetry.dashboard.tracks import Tracks
-from flowtrain.telemetry.metrics import PEAK_SOURCE, ROWS, ROWS_SKIPPED, STEP_SECONDS
+from flowtrain.telemetry.metrics import PEAK_SOURCE, ROWS, ROWS_SKIPPED, ROWS_SKIPPED_OF, STEP_SECONDS
 from flowtrain.telemetry.run_files import DECISIONS_FILE, METRICS_FILE, SUMMARY_FILE, finite
 
 PLACEMENT_FILE = "placement.json"
@@ -47,6 +47,7 @@ class RunView:
         self._composition: dict[str, Any] = {}
         self._pace: deque[float] = deque(maxlen=PACE_STEPS)
         self._totals = {ROWS.name: 0, ROWS_SKIPPED.name: 0}
+        self._reasons: Counter[str] = Counter()
         self._bad_lines = 0
         self._state: dict[str, Any] = {}
 
@@ -68,6 +69,7 @@ class RunView:
             self.history.restart()
             self._pace.clear()
             self._totals = dict.fromkeys(self._totals, 0)
+            self._reasons.clear()
             self._bad_lines = 0
         for line in lines:
             try:
@@ -85,6 +87,9 @@ class RunView:
                 self._pace.append(seconds)
             for name in self._totals:
                 self._totals[name] += record.get(name) or 0
+            if record.get(ROWS_SKIPPED.name):
+                reasons = ((ROWS_SKIPPED_OF.part(name), value) for name, value in record.items())
+                self._reasons.update({reason: value for reason, value in reasons if reason and isinstance(value, int)})
         return anew or bool(lines)
 
     def _read_decisions(self) -> bool:
@@ -131,6 +136,8 @@ class RunView:
         names, config = self.history.names, mapping(self._files.read("config.yaml"))
         summary = mapping(self._files.read(SUMMARY_FILE))
         skipped = mapping(mapping(summary.get("rows")).get("skipped"))
+        if not summary:  # ids are written at the run's end
+            skipped = {reason: {"count": count} for reason, count in self._reasons.most_common()}
         peak = self.history.latest.get(PEAK_SOURCE.name)
         return {
             "name": self.name,

@@ -126,6 +126,7 @@ def test_a_step_is_written_with_what_each_side_did(make_ledger: Callable[..., Le
     busy = 0.5 * num_units + 0.25 * num_packs
     assert record["rows"] == step.rows - 1
     assert record["rows/skipped"] == 2
+    assert record["rows/skipped/too-long"] == record["rows/skipped/image-undecodable"] == 1
     assert record["tokens/vision"] == 4 * (step.rows - 1)
     assert record["grad_norm"] == 5.0
     assert record["grad_norm/projector"] is None

@@ -44,7 +44,7 @@ export function panels(box, runs) {
         el("div", { class: "scroll" }, table(["about", ""], facts.map(([key, value]) => [key, String(value)])))),
       card(`Who runs where${of}`, plan.nodes.length ? scroll("Who runs where", table(["node", "processes"], plan.nodes.map((node) => [String(node.node), node.who.join(" · ")]))) : el("p", { class: "quiet", text: "No plan yet." })),
       card(`Rows${of}`, el("p", { text: `${format(rows.trained)} trained, ${format(rows.skipped)} skipped` }),
-        rows.reasons.length ? scroll("Rows skipped by reason", table(["reason", "rows", "first ids"], rows.reasons.map((one) => [one.reason, one.count, one.ids.join(", ")]))) : el("p", { class: "quiet", text: rows.ended ? "No row was skipped." : "Reasons are written at the run's end." }),
+        rows.reasons.length ? scroll("Rows skipped by reason", table(["reason", "rows", "first ids"], rows.reasons.map((one) => [one.reason, one.count, one.ids.join(", ")]))) : el("p", { class: "quiet", text: rows.ended ? "No row was skipped." : "No row was skipped so far." }),
         about.bad_lines ? el("p", { class: "quiet", text: `${about.bad_lines} lines of metrics.jsonl cannot be read.` }) : null),
       card(`Decisions${of}`, about.decisions.length ? scroll("Decisions, newest first", table(["step", "kind", "what"], about.decisions.map((one) => [one.step ?? null, one.kind === "proposal" ? el("b", { text: "proposal" }) : one.kind, el("code", { text: one.text })]))) : el("p", { class: "quiet", text: "decisions.jsonl is empty." })),
     ];

@@ -160,6 +160,21 @@ def test_files_that_are_not_what_they_should_be_do_no_harm(run_dir: Path, plan: 
     assert viewed(run_dir).about()["rows"]["reasons"] == []
 
 
+def test_reasons_of_skipped_rows_are_counted_while_the_run_lives(run_dir: Path) -> None:
+    by_reason = [
+        {"rows/skipped/too-long": 2, "rows/skipped": 3, "rows/skipped/template": 1},
+        {"rows/skipped/too-long": 1},
+    ]
+    lines = [record(step, **{"rows/skipped": 1, **more}) for step, more in enumerate(by_reason, start=1)]
+    (run_dir / "metrics.jsonl").write_text("".join(lines))
+    reasons = [(one["reason"], one["count"], one["ids"]) for one in viewed(run_dir).about()["rows"]["reasons"]]
+    assert reasons == [("too-long", 3, []), ("template", 1, [])]
+    skipped = {"template": {"count": 5, "ids": ["row-1"]}}
+    (run_dir / "summary.json").write_text(json.dumps({"exit": 0, "rows": {"skipped": skipped}}))
+    reasons = [(one["reason"], one["count"], one["ids"]) for one in viewed(run_dir).about()["rows"]["reasons"]]
+    assert reasons == [("template", 5, ["row-1"])], "the summary has all of them, those behind the last step too"
+
+
 def write_trace(run_dir: Path, name: str, *events: tuple[Any, ...]) -> None:
     folder = run_dir / "traces"
     folder.mkdir(exist_ok=True)
