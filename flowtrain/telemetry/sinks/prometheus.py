@@ -22,7 +22,7 @@ from pathlib import Path
 from threading import Condition, Lock
 from typing import TYPE_CHECKING, Any
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app, start_http_server
 from prometheus_client.metrics_core import Metric as FamilyMetric
 
 from flowtrain.config.schema import Config
@@ -161,7 +161,7 @@ class PrometheusSink:
                 f"telemetry.prometheus_port to a free port (0: any) or telemetry.prometheus_host to an address of this "
                 f"machine"
             ) from error
-        self._server.set_app(self._answers.counted(self._server.get_app()))
+        self._server.set_app(self._answers.counted(make_wsgi_app(self._registry)))
         self.port = self._server.server_port
         print(f"metrics are at http://{host}:{self.port}/metrics", flush=True)
 
