@@ -82,8 +82,8 @@ JOB = fields(
     rayClusterSpec=CLUSTER,
 )
 SPECS = {"RayCluster": CLUSTER, "RayJob": JOB}
-"""The part of KubeRay's API v1 and of Kubernetes' pods that the manifests use; compared with rayjob_types.go (f6ef3f7) and
-raycluster_types.go (3275ee0) of ray-operator/apis/ray/v1."""
+"""The part of KubeRay's API v1 and of Kubernetes' pods that the manifests use; compared with rayjob_types.go (f6ef3f7)
+and raycluster_types.go (3275ee0) of ray-operator/apis/ray/v1."""
 
 
 @pytest.mark.parametrize("path", sorted((DEPLOY / "k8s").glob("*.yaml")), ids=lambda path: path.name)
