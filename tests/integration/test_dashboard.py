@@ -89,6 +89,7 @@ def test_finished_runs_over_each_other_by_keyboard_and_with_hostile_text(page: C
         folder.mkdir()
         records = [
             {"step": step, "loss_metrics/global_avg_loss": scale / step, "mfu(%)": 30.0, HOSTILE: step, "rows": 8}
+            | {"throughput(tps)": 153_666.7, "grad_norm": 1.0 if step < 3000 else None}
             for step in range(1, 3001)
         ]
         records[1499]["loss_metrics/global_avg_loss"] = 77.0
@@ -103,6 +104,9 @@ def test_finished_runs_over_each_other_by_keyboard_and_with_hostile_text(page: C
         page.until("document.querySelector('[data-chart=loss] .plot').ariaLabel.includes('most 77')", "the spike")
         keys = "[...document.querySelectorAll('[data-chart=loss] .keys data')].map((one) => Number(one.value))"
         assert page.value(keys)[:2] == [pytest.approx(1 / 3000), pytest.approx(2 / 3000)]
+        shown = "document.querySelector('[data-chart={}] .keys data').textContent"
+        assert page.value(shown.format("throughput")) == "154 k"
+        assert page.value(shown.format("grad_norm")) == "–", "not the last one that was known"
         assert page.value("document.querySelectorAll('img').length") == 1, "the page's own picture"
         assert page.value("document.querySelector('#alert').textContent").count(HOSTILE) == 3, "two lines and a name"
         page.value("document.querySelector('[data-chart=loss] .plot').focus()")

@@ -45,7 +45,7 @@ class Chart:
 
 
 LEARNING, SPEED, FLOW, PACKS, PLAN = "Learning", "Speed", "Flow", "Packs and ranks", "Rows and plan"
-REPLAN = "Recorded with allocation.replan: propose or apply."
+REPLAN = "Recorded with allocation.replan: propose or auto."
 
 CHARTS = (
     Chart(

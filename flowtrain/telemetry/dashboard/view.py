@@ -173,7 +173,7 @@ class RunView:
     def columns(self, names: list[str], start: int, generation: int) -> dict[str, Any]:
         """History of these metrics; from the beginning where the page's is of another generation."""
         start = start if generation == self.history.generation else 0
-        latest = {name: self.history.latest.get(name) for name in names}
+        latest = {name: self.history.latest[name] for name in names if name in self.history.latest}
         return {**self.history.columns(names, start), "latest": finite(latest), "step": self.history.step}
 
     def timeline(self, num_steps: int) -> dict[str, Any]:

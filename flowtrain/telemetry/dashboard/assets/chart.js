@@ -187,7 +187,7 @@ export class Card {
     this.lines.forEach((line, number) => {
       const { columns } = this.runs[line.run], found = columns.series[line.name]?.[0] ?? [];
       let value;
-      if (at === null || at === undefined) { value = columns.latest[line.name] ?? found.findLast((one) => one !== null) ?? null; }
+      if (at === null || at === undefined) { value = line.name in columns.latest ? columns.latest[line.name] : found.findLast((one) => one !== null) ?? null; }
       else { const place = columns.steps.indexOf(at); value = place < 0 ? null : found[place] ?? null; }
       this.values[number].textContent = format(value, this.spec.unit);
       this.values[number].setAttribute("value", value ?? "");

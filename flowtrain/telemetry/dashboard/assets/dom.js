@@ -19,7 +19,7 @@ export function table(head, rows) {
     el("tbody", {}, ...rows.map((row) => el("tr", {}, ...row.map((value, n) => value instanceof Node ? el("td", {}, value) : cell("td", value, n))))));
 }
 
-const SCALES = [[1e12, "T"], [1e9, "G"], [1e6, "M"], [1e4, "k"]];
+const SCALES = [[1e12, 1e12, "T"], [1e9, 1e9, "G"], [1e6, 1e6, "M"], [1e4, 1e3, "k"]]; // from which size on, by what
 
 export function format(value, unit = "") {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
@@ -29,7 +29,7 @@ export function format(value, unit = "") {
     return `${(value / 1024 ** power).toPrecision(3)} ${["", "Ki", "Mi", "Gi", "Ti"][power]}`;
   }
   if (Number.isInteger(value) && size < 1e7) return value.toLocaleString("en");
-  for (const [scale, letter] of SCALES) if (size >= scale) return (value / scale).toPrecision(3).replace(/\.?0+$/, "") + " " + letter;
+  for (const [least, scale, letter] of SCALES) if (size >= least) return `${Number((value / scale).toPrecision(3))} ${letter}`;
   if (size === 0) return "0";
   if (size < 1e-3) return value.toExponential(1);
   return size >= 1000 ? Math.round(value).toLocaleString("en") : String(Number(value.toPrecision(size < 1 ? 3 : 4)));
