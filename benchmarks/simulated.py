@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -20,10 +20,10 @@ from flowtrain.packing.trace import in_order
 from flowtrain.plan import layout_text
 from flowtrain.runtime.collector import rare_collection
 from flowtrain.shapes import ModelShape, read_shape
-from flowtrain.simulator import Outcome, Simulation
+from flowtrain.simulator import Disturbances, Outcome, Simulation
 from flowtrain.simulator.planned import Options, Planned, planned, with_patches
 from flowtrain.sizes import read_trace
-from flowtrain.types import Module, SampleMeta
+from flowtrain.types import Module, SampleMeta, Step
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACE = ROOT / "benchmarks/traces/mix_sft_8k.parquet"
@@ -40,10 +40,13 @@ class Case:
     predicted: float
     rows: Sequence[SampleMeta]
 
-    def play(self, num_steps: int) -> Outcome:
+    def play(
+        self, num_steps: int, disturbances: Disturbances | None = None, steps: Iterable[Step] | None = None
+    ) -> Outcome:
+        """`steps`: composed before, as several cases of one plan have the same."""
         with rare_collection():
-            steps = self.planned.steps(self.rows)
-            return Simulation(self.planned.system, self.planned.timing, steps).run(num_steps)
+            steps = self.planned.steps(self.rows) if steps is None else steps
+            return Simulation(self.planned.system, self.planned.timing, steps, disturbances).run(num_steps)
 
 
 @cache

@@ -8,14 +8,17 @@
 | scaling | a 72B model on 256 to 16,384 H100, 0.4 packs a device and step |
 | swing | a 7B model on 64 H100; from images / 2.84 to the trace's own; with the old plan and with a new one |
 | small | backbones of 0.5 to 7 B, colocated and split |
+| checkpoints | a 72B model on 40 H100 that fails every so often; intervals of checkpoints |
 
 Nothing is measured: the seconds are those of the allocator's throughput model, the decisions those of a run.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 from benchmarks.allocator_paper import PACK_TOKENS as PAPER_TOKENS
@@ -25,7 +28,7 @@ from benchmarks.record import Check, Result, main
 from benchmarks.simulated import FROZEN, Case, case, public_model, question, trace_rows, trace_stats
 from flowtrain.config.modes import ModeName
 from flowtrain.shapes import EncoderShape, ModelShape, ProjectorShape, TextShape
-from flowtrain.simulator import Outcome
+from flowtrain.simulator import Disturbances, Outcome
 from flowtrain.simulator.planned import with_images
 
 MODES: tuple[ModeName, ...] = ("flow", "disaggregated", "monolithic")
@@ -35,6 +38,11 @@ SCALES = (256, 1024, 4096, 16384)
 SWING = 2.84
 SMALL = {"0.5B": (896, 24, 14, 2, 4864), "1.5B": (1536, 28, 12, 2, 8960), "7B": (3584, 28, 28, 4, 18944)}
 """Hidden, layers, heads, kv heads and MLP width of Qwen2.5's models of these sizes."""
+INTERVALS = (5, 10, 20, 40, 80)
+MINUTES_BETWEEN = (5.0, 25.0)
+"""Mean, between two failures of the whole run."""
+SAVE_SECONDS, RESTART_SECONDS = 15.0, 120.0
+FAILING_STEPS = 1200
 
 
 def row(page: str, name: str, of: Case, outcome: Outcome, **more: Any) -> dict[str, Any]:
@@ -50,6 +58,7 @@ def row(page: str, name: str, of: Case, outcome: Outcome, **more: Any) -> dict[s
         "step s": found["step_seconds"],
         "starved %": found["starvation_percent"],
         "stalled %": found["stall_percent"],
+        "lost %": found["lost_percent"],
         "controller %": found["control_percent"],
         "answers a step": found["answers_per_step"],
         "beside": "-",
@@ -113,8 +122,25 @@ def small() -> Iterator[dict[str, Any]]:
             yield row("small", f"{name}, {'split' if mode == 'flow' else 'colocated'}", of, of.play(STEPS))
 
 
+def checkpoints() -> Iterator[dict[str, Any]]:
+    """Beside each: failures, and the interval of least expected loss by Young's formula, √(2 · save · between)."""
+    asked = question(public_model("qwen2.5-vl-72b"), 40, FROZEN, step_samples=256)
+    plain = case(asked)
+    steps = list(islice(plain.planned.steps(plain.rows), FAILING_STEPS))
+    step = plain.play(STEPS, steps=steps).figures()["step_seconds"]
+    for minutes in MINUTES_BETWEEN:
+        device_hours = minutes / 60 * plain.planned.system.num_devices
+        failing = Disturbances(device_hours=device_hours, restart_seconds=RESTART_SECONDS, seed=1)
+        for every in INTERVALS:
+            of = case(asked, save_every=every, save_seconds=SAVE_SECONDS)
+            outcome = of.play(FAILING_STEPS, failing, steps)
+            best = math.sqrt(2 * SAVE_SECONDS * 60 * minutes) / step
+            name = f"a failure every {minutes:g} min, a checkpoint every {every} steps"
+            yield row("checkpoints", name, of, outcome, beside=f"{outcome.failures} failures; best every {best:.0f}")
+
+
 def measure(seed: int) -> Result:
-    rows = [*paper(), *scaling(), *swing(), *small()]
+    rows = [*paper(), *scaling(), *swing(), *small(), *checkpoints()]
     rate = {row["case"]: row["samples/s"] for row in rows}
     mfu = {row["devices"]: row["MFU %"] for row in rows if row["page"] == "scaling"}
     checks = [

@@ -19,12 +19,14 @@ COLUMNS = ("case", "devices", "layouts", "samples/s", "tokens/s a device", "MFU 
 MORE = {
     "paper": ("beside",),
     "scaling": ("controller %", "answers a step", "beside"),
+    "checkpoints": ("lost %", "beside"),
 }
+LEFT_OUT = {"checkpoints": ("devices", "layouts", "starved %", "stalled %", "tokens/s a device", "MFU %")}
 
 
 def table(page: str, rows: Sequence[Mapping[str, Any]]) -> str:
     """The rows of a page as Markdown."""
-    columns = [*COLUMNS, *MORE.get(page, ())]
+    columns = [name for name in (*COLUMNS, *MORE.get(page, ())) if name not in LEFT_OUT.get(page, ())]
     cells = [[_text(row[name]) for name in columns] for row in rows if row["page"] == page]
     lines = [columns, ["---"] * len(columns), *cells]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -8,7 +8,8 @@
 
 from flowtrain.simulator.disturbances import Disturbances
 from flowtrain.simulator.outcome import Outcome
+from flowtrain.simulator.shared_cores import Cores
 from flowtrain.simulator.simulation import Simulation
 from flowtrain.simulator.system import Control, System
 
-__all__ = ["Control", "Disturbances", "Outcome", "Simulation", "System"]
+__all__ = ["Control", "Cores", "Disturbances", "Outcome", "Simulation", "System"]

@@ -13,6 +13,7 @@ seconds of a device add up to the end of its last span.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
@@ -66,6 +67,13 @@ class Devices:
         queue.append(Work(arrival, seconds, tag, meeting, members))
         if len(queue) == 1:
             self._go_on(device)
+
+    def next_event(self) -> float:
+        """Infinity: the end of work is told when it is sent, no moment has to be waited for."""
+        return math.inf
+
+    def advance(self, moment: float) -> None:
+        """All that ends by then has been told."""
 
     def restart(self, at: float) -> None:
         """All that was sent and has not been finished is forgotten, and every device is free from `at` on."""

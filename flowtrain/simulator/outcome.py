@@ -52,7 +52,7 @@ class StepRecord:
     by_consumer: list[float] = field(default_factory=list)
 
     def close(self, num_producers: int) -> None:
-        """All spans are in: sums become means."""
+        """All spans but those of the update are in: sums become means."""
         num = len(self.by_consumer)
         mean = sum(self.by_consumer) / num
         self.imbalance = max(self.by_consumer) / mean if mean else 1.0
@@ -60,7 +60,6 @@ class StepRecord:
         self.starvation /= num
         self.lock_step /= num
         self.reduce_wait /= num
-        self.update_wait /= num
         self.stall /= num_producers
         self.producer_seconds /= num_producers
         self.by_consumer = []

@@ -17,6 +17,7 @@ the same outcome.
 from __future__ import annotations
 
 import heapq
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -30,6 +31,7 @@ from flowtrain.runtime.flow import Flow, Order
 from flowtrain.simulator.devices import Devices, Span
 from flowtrain.simulator.disturbances import Chance, Disturbances
 from flowtrain.simulator.outcome import Outcome, RankSpan, StepRecord
+from flowtrain.simulator.shared_cores import SharedCores
 from flowtrain.simulator.system import System
 from flowtrain.simulator.timing import StepSeconds, Timing
 from flowtrain.types import EmbeddingRef, EncodeUnit, Phase, Role, Step
@@ -74,13 +76,20 @@ class Simulation:
         shown: Shown | None = None,
     ) -> None:
         assert system.reduced_roles, "nothing trains"
+        assert system.cores is None or disturbances is None or disturbances.device_hours is None, (
+            "a failure takes a device, and these ranks share theirs"
+        )
         disturbances = disturbances or Disturbances()
         self.system, self.timing, self.disturbances = system, timing, disturbances
         self._steps: Iterator[Step] = iter(steps)
         self._shown = shown or Shown()
         self._chance = Chance(disturbances, system.num_devices)
         self._slow = {role: disturbances.slow_ranks(system.members(role), role) for role in SIDES}
-        self._devices = Devices(system.num_queues, self._finished)
+        self._devices: Devices | SharedCores = (
+            Devices(system.num_queues, self._finished)
+            if system.cores is None
+            else SharedCores(system.num_queues, system.cores, self._finished)
+        )
         self._heap: list[tuple[float, int, Any]] = []
         self._num_answers = 0
         self._now = self._up = self._control_seconds = self._lost_seconds = 0.0
@@ -113,6 +122,7 @@ class Simulation:
             self._send()
             if not self._flow.version < self._last:
                 break
+            self._work_on()
             if not self._heap:
                 raise PlanError(
                     f"nothing runs and nothing can after {self._now:.6g} simulated seconds "
@@ -125,6 +135,13 @@ class Simulation:
             self._take_answers()
             if self._flow.version > before:
                 yield self._flow.version
+        while (event := self._devices.next_event()) < math.inf:  # the last updates
+            self._devices.advance(event)
+
+    def _work_on(self) -> None:
+        """Go on until the next answer is on its way."""
+        while (event := self._devices.next_event()) < math.inf and not (self._heap and self._heap[0][0] < event):
+            self._devices.advance(event)
 
     def outcome(self) -> Outcome:
         """Of the steps that are done."""
@@ -216,7 +233,8 @@ class Simulation:
                 pass
             case _:
                 kind, index = "reduce", order.step
-        record = self._played[index].record
+        played = self._played.get(index)
+        record = played.record if played is not None else self._records[index]
         if kind == "train":
             record.by_consumer[rank] += seconds
             record.starvation += span.idle
@@ -228,7 +246,7 @@ class Simulation:
             record.reduce_wait += span.start - span.ready
         elif kind == "update":
             record.end = max(record.end, span.end)
-            record.update_wait += span.idle if role is Role.CONSUMER else 0.0
+            record.update_wait += span.idle / self.system.num_consumers if role is Role.CONSUMER else 0.0
         if rank < self._shown.ranks and index <= self._shown.steps:
             self._spans.append(RankSpan(role, rank, kind, index, span.start, span.end))
         if kind == "save":
@@ -247,6 +265,7 @@ class Simulation:
             role, rank, order, seconds = heapq.heappop(heap)[2]
             self._now += busy
             self._control_seconds += busy
+            self._devices.advance(self._now)
             self._tell(role, rank, order, seconds)
 
     def _tell(self, role: Role, rank: int, order: Order, seconds: float) -> None:

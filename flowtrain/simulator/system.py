@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from flowtrain.runtime.exchange import EXCHANGES, Exchange
+from flowtrain.simulator.shared_cores import Cores
 from flowtrain.types import Role, SampleMeta
 
 
@@ -33,6 +34,7 @@ class System:
         colocated: producer and consumer of a rank take turns on the same devices, whatever `exchange` says.
         segment_bytes: of the pool, of each producer.
         payload_bytes: of a sample's features.
+        cores: of a machine whose ranks share them; None: every rank has a device of its own.
         save_every: steps between two checkpoints, None: none; `save_seconds`: for which every rank that trains stops.
     """
 
@@ -48,6 +50,7 @@ class System:
     producer_group: int = 1
     colocated: bool = False
     control: Control = Control()
+    cores: Cores | None = None
     save_every: int | None = None
     save_seconds: float = 0.0
 

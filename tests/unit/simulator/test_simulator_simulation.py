@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
+from dataclasses import asdict
 from itertools import pairwise
 
 import pytest
@@ -14,7 +15,7 @@ from simulated import AT_ONCE, Even, simulation
 from flowtrain.allocator.predict import play
 from flowtrain.errors import PlanError
 from flowtrain.runtime.exchange import EXCHANGES
-from flowtrain.simulator import Control, Disturbances, Simulation
+from flowtrain.simulator import Control, Cores, Disturbances, Simulation
 from flowtrain.simulator.simulation import Shown
 
 EVERYTHING = Shown(ranks=1000, steps=1000)
@@ -144,6 +145,52 @@ def test_failures_cost_what_is_lost_and_the_restart() -> None:
     assert again == pytest.approx(outcome.lost_seconds, abs=0.2 * (outcome.failures + 1))
     assert [step.step for step in outcome.steps] == list(range(1, 61))
     assert all(a.end < b.end for a, b in zip(outcome.steps, outcome.steps[1:], strict=False))
+
+
+def test_more_ranks_than_cores_take_turns_on_them() -> None:
+    timing = Even(encode=2.0, pack=2.0)
+    apart, shared = (simulation(timing, trainable=False, producers=2, consumers=2, cores=c) for c in (None, Cores(2)))
+    assert apart.run(10).seconds == pytest.approx(2.0 + 10 * 4 * 2.0)
+    # Two cores work off 16 s times 10 for either side; both are busy from the beginning to the end.
+    assert shared.run(10).seconds == pytest.approx(2 * 10 * 16.0 / 2)
+
+
+def test_busy_cores_are_slower_only_while_both_are_busy() -> None:
+    """With a trainable encoder a step's only unit and pack run one after the other, with a frozen one both at once."""
+    timing = Even(encode=1.0, pack=1.0)
+    cores = Cores(2, together=0.5)
+    assert simulation(timing, packs=1, cores=cores).run(10).seconds == pytest.approx(10 * (1.0 + 1.0))
+    assert simulation(timing, packs=1, trainable=False, cores=cores).run(10).seconds == pytest.approx(
+        1.0 + 9 * 2.0 + 1.0
+    )
+    assert [Cores(4, 0.7).speed(ranks) for ranks in (1, 2, 4, 8)] == pytest.approx([1.0, 0.9, 0.7, 0.35])
+
+
+@pytest.mark.parametrize("exchange", sorted(EXCHANGES))
+@pytest.mark.parametrize("group", [1, 2])
+def test_as_many_cores_as_ranks_are_devices_of_their_own(exchange: str, group: int) -> None:
+    timing = Even(encode=0.7, backward=0.4, pack=1.1, reduce=0.2, update=0.1)
+    both = [
+        simulation(
+            timing,
+            producers=3,
+            consumers=2,
+            consumer_group=group,
+            exchange=exchange,
+            control=Control(),
+            save_every=4,
+            save_seconds=0.5,
+            disturbances=Disturbances(jitter=0.2, seed=2),
+            cores=cores,
+        ).run(10)
+        for cores in (None, Cores(5))
+    ]
+    for ours, theirs in zip(both[1].steps, both[0].steps, strict=True):
+        found, expected = (
+            {name: value for name, value in asdict(record).items() if isinstance(value, float)}
+            for record in (ours, theirs)
+        )
+        assert found == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @st.composite

@@ -1,0 +1,176 @@
+"""Can the simulator be believed, and how fast is it: `python -m benchmarks.simulator --json FILE --check`.
+
+    a cycle:  calibration runs (even rows) ─▶ lines ─▶ simulated samples/s, on disk ─▶ judged runs (odd rows)
+
+Real runs of `examples/emoji` on this machine. Calibration runs have one producer and one consumer, and loads of their
+own (`CALIBRATION`); judged are other loads, sizes of packs, exchanges and layouts (`JUDGED`) by samples/s of the steady
+steps, and nothing of them is used before all predictions of the cycle are written. The pace of a shared machine drifts
+within minutes, so cycles are short, and the cycle of median error counts. `drift %` is how much longer than by the
+calibration the judged run's own packs took, and `without drift %` the error once that factor is taken away: what is
+left is the simulator's own.
+
+Then: seconds and memory of simulations of 1,024 and 16,384 devices, each in a process of its own, planning included.
+
+The machine must have nothing else to do. `--speed` leaves the real runs out, `--runs` plays those only.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any
+
+from benchmarks.packing_fit import split
+from benchmarks.record import Check, Result, main
+from benchmarks.simulated import FROZEN, ROOT, case, public_model, question
+from benchmarks.simulator_lines import calibrate
+from benchmarks.timed_runs import TimedRuns
+
+CYCLES = 3
+STEPS, SKIPPED = 8, 2
+
+Keys = tuple[str, ...]
+
+
+def keys(samples: int, tokens: int, *more: str) -> Keys:
+    return (f"train.step={{samples: {samples}}}", f"packing.max_tokens={tokens}", *more)
+
+
+FREEZE = {"trainable": (), "frozen": ("train.freeze=[encoder, projector]",)}
+TWO = ("producers.num=2",)
+ONE_PROCESS = ("mode=monolithic",)
+CALIBRATION = (
+    keys(32, 512, "pool.exchange=barrier_step"),
+    keys(32, 1536, "pool.exchange=barrier_step"),
+    keys(32, 1024),
+)
+JUDGED: dict[str, dict[str, Keys]] = {
+    "trainable": {
+        "1+1, 24 rows, packs of 768": keys(24, 768),
+        "1+1, 40 rows, packs of 640, one slot ahead": keys(40, 640, "pool.exchange=barrier_pipeline"),
+        "2+1, 32 rows, packs of 768": keys(32, 768, *TWO),
+        "one process, 24 rows, packs of 896": keys(24, 896, *ONE_PROCESS),
+    },
+    "frozen": {
+        "1+1, 40 rows, packs of 768": keys(40, 768),
+        "2+1, 24 rows, packs of 640": keys(24, 640, *TWO),
+        "one process, 40 rows, packs of 1280": keys(40, 1280, *ONE_PROCESS),
+    },
+}
+MOST_ERROR, MOST_MEAN_ERROR = 10.0, 5.0
+MIDDLE_SECONDS, LARGE_GIB = 60.0, 8.0
+
+
+def cycle(runs: TimedRuns, even: Path, odd: Path, freeze: str, number: int, seed: int) -> list[dict[str, Any]]:
+    """Calibration, predictions, judged runs."""
+    fixed = FREEZE[freeze]
+    calibration = [runs.prepare(even, (*own, *fixed), STEPS, seed) for own in CALIBRATION]
+    for run in calibration:
+        runs.run(run)
+    found = calibrate(calibration)
+    to_come = {name: runs.prepare(odd, (*own, *fixed), STEPS, seed) for name, own in JUDGED[freeze].items()}
+    file = runs.folder / f"predicted-{freeze}-{number}.json"
+    file.write_text(json.dumps({name: found.rate(run, SKIPPED) for name, run in to_come.items()}), encoding="utf-8")
+    # From here on the file is all that is used of the predictions.
+    rows = []
+    for name, predicted in json.loads(file.read_text(encoding="utf-8")).items():
+        run = to_come[name]
+        runs.run(run)
+        measured, drift = run.rate(SKIPPED), found.drift(run)
+        rows.append(
+            {
+                "cycle": number,
+                "what": f"{freeze}, {name}",
+                "predicted samples/s": predicted,
+                "measured samples/s": measured,
+                "error %": 100.0 * (predicted / measured - 1.0),
+                "drift %": 100.0 * drift,
+                "without drift %": 100.0 * (predicted / (1.0 + drift) / measured - 1.0),
+                "together": found.cores.together,
+                "message ms": 1000.0 * found.control.latency_seconds,
+                "seconds": "-",
+                "GiB": "-",
+            }
+        )
+    return rows
+
+
+def judge(seed: int) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        even, odd = split(folder)
+        with TimedRuns(folder) as runs:
+            return [
+                row
+                for number in range(CYCLES)
+                for freeze in FREEZE
+                for row in cycle(runs, even, odd, freeze, number, CYCLES * seed + number)
+            ]
+
+
+def errors(rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
+    """Of each judged run: the error of the cycle in which it is the middle one."""
+    by_name: dict[str, list[float]] = defaultdict(list)
+    for row in rows:
+        by_name[row["what"]].append(abs(row[column]))
+    return {name: median(values) for name, values in by_name.items()}
+
+
+# --- speed ------------------------------------------------------------------------------------------------------------
+
+
+def play(devices: int, steps: int) -> dict[str, Any]:
+    """Seconds and memory of a simulation, in this process."""
+    start = time.monotonic()
+    of = case(question(public_model("qwen2.5-vl-72b"), devices, FROZEN, step_samples=devices * 4))
+    outcome = of.play(steps)
+    return {
+        "what": f"{devices} devices, {len(outcome.steps)} steps, {outcome.answers} answers",
+        "predicted samples/s": outcome.figures()["samples_per_second"],
+        "seconds": time.monotonic() - start,
+        "GiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
+    }
+
+
+def played(devices: int, steps: int) -> dict[str, Any]:
+    """The same in a process of its own."""
+    code = f"import json; from benchmarks.simulator import play; print(json.dumps(play({devices}, {steps})))"
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=900, cwd=ROOT, check=True
+    )
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def measure(options: argparse.Namespace) -> Result:
+    rows = [] if options.speed else judge(options.seed)
+    checks = []
+    if rows:
+        found = errors(rows, "error %")
+        checks += [Check(f"error of {name}, %", error, "<=", MOST_ERROR) for name, error in found.items()]
+        checks.append(Check("mean error, %", fmean(found.values()), "<=", MOST_MEAN_ERROR))
+    if not options.runs:
+        middle, large = played(1024, 100), played(16384, 20)
+        columns = list(rows[0]) if rows else ["cycle", *middle]
+        rows += [{column: found.get(column, "-") for column in columns} for found in (middle, large)]
+        checks.append(Check("seconds of 1,024 devices, 100 steps", middle["seconds"], "<=", MIDDLE_SECONDS))
+        checks.append(Check("GiB of 16,384 devices, 20 steps", large["GiB"], "<=", LARGE_GIB))
+    settings = {"steps": STEPS, "skipped": SKIPPED, "cycles": CYCLES, "calibration": CALIBRATION, "judged": JUDGED}
+    return Result(settings, rows, checks)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser()
+    only = parser.add_mutually_exclusive_group()
+    only.add_argument("--speed", action="store_true", help="leave the real runs out")
+    only.add_argument("--runs", action="store_true", help="only the real runs")
+    main("simulator", measure, parser)

@@ -1,0 +1,194 @@
+"""Calibration of the simulator for `benchmarks.simulator`: what orders take, as lines in what they hold.
+
+    orders of calibration runs ─▶ lines of encodes, backwards, packs ┐
+    the same where ranks overlapped ─▶ speed of busy cores           ├─▶ Calibration ─▶ simulated samples/s of any run
+    traces of the controller ─▶ a message, an answer, a row read     ┘
+
+Cores are a resource: a line holds the seconds of an order that runs alone, and `together` how fast a rank is while the
+other core is busy, too; more ranks than cores take turns, to which nothing is fitted. Both are found by turns: the
+lines from orders whose shared seconds count `together` times, `together` as what makes shared seconds agree with the
+lines.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean, median
+
+from benchmarks.timed_runs import Order, TimedRun
+from flowtrain.packing import CostModel
+from flowtrain.packing.fit import LineFit
+from flowtrain.runtime.exchange import EXCHANGES
+from flowtrain.simulator import Control, Cores, Simulation, System
+from flowtrain.simulator.timing import StepSeconds
+from flowtrain.types import Role, Step
+
+WARM_UP = 3
+"""First calls of each kind and run that nothing is fitted to."""
+
+ROUNDS = 6
+LEAST_TOGETHER = 0.4
+SIDES = (Role.PRODUCER, Role.CONSUMER)
+PRODUCER = ("patch", "patch_pair", "unit")
+CONSUMER = ("token", "token_pair", "trained_token", "projected_patch", "pack")
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """`encode`, `backward` (None: no gradient returns) and `pack` are cost models in seconds; `ends`: seconds of the
+    reduction and the update of a side; `read_seconds`: of a row."""
+
+    encode: CostModel
+    backward: CostModel | None
+    pack: CostModel
+    ends: Mapping[tuple[str, Role], float]
+    cores: Cores
+    control: Control
+    read_seconds: float
+
+    def rate(self, run: TimedRun, skipped: int) -> float:
+        """Simulated rows a second of a run to come, its first steps left out."""
+        plan, inputs, config = run.plan, run.inputs, run.config
+        one_process = plan.placement == "colocated"
+        producers, consumers = plan.producers.leading, plan.consumers.leading
+        system = System(
+            num_producers=len(producers),
+            num_consumers=len(consumers),
+            num_devices=len(consumers) if one_process else len(producers) + len(consumers),
+            segment_bytes=min(rank.segment_bytes for rank in producers),
+            payload_bytes=inputs.sample_bytes,
+            trainable_encoder=config.trainable_encoder,
+            reduced_roles=inputs.reduced_roles,
+            exchange=EXCHANGES[config.exchange],
+            colocated=one_process,
+            control=Control(0.0, 0.0) if one_process else self.control,
+            cores=self.cores,
+        )
+        steps = Simulation(system, Seconds(self, one_process), run.steps()).run(config.train.max_steps or 1).steps
+        return sum(step.rows for step in steps[skipped:]) / (steps[-1].end - steps[skipped - 1].end)
+
+    def drift(self, run: TimedRun) -> float:
+        """How much longer than by these lines the packs of a run took, all together."""
+        orders = run.packs()[WARM_UP:]
+        real = self.pack.coefficients()
+        told = sum(real[name] * held for order in orders for name, held in zip(CONSUMER, order.features, strict=True))
+        return sum(_alone(order, self.cores) for order in orders) / told - 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Seconds:
+    """A `Timing` by a calibration. In one process nothing overlaps: an order takes the controller's part of it as well,
+    and a pack the reading of as many rows."""
+
+    by: Calibration
+    one_process: bool
+
+    def of(self, step: Step) -> StepSeconds:
+        by = self.by
+        answer, read = (by.control.answer_seconds, by.read_seconds) if self.one_process else (0.0, 0.0)
+        encode, backward = {}, {}
+        for unit in (unit for pack in step.packs for unit in pack.units):
+            encode[unit.id] = by.encode.real(by.encode.unit_cost(unit.samples)) + answer
+            backward[unit.id] = 0.0
+            if by.backward is not None:
+                backward[unit.id] = by.backward.real(by.backward.unit_cost(unit.samples)) + answer
+        packs = [
+            [by.pack.real(by.pack.pack_cost(pack.samples)) + answer + read * len(pack.samples) for pack in slot]
+            for slot in step.slots
+        ]
+        return StepSeconds(encode, backward, packs, [0.0] * len(packs[0]))
+
+    def reduce_seconds(self, role: Role) -> float:
+        return self.by.ends.get(("reduce", role), 0.0)
+
+    def update_seconds(self, role: Role) -> float:
+        return self.by.ends.get(("update", role), 0.0)
+
+
+def calibrate(runs: Sequence[TimedRun], cores: int | None = None) -> Calibration:
+    """From runs of one producer and one consumer, some of which leave the sides no time at the same moment."""
+    base, num = runs[0].cost, cores or os.cpu_count() or 1
+    real = base.coefficients()
+    by_kind: dict[str, list[Order]] = {"encode": [], "backward": [], "pack": []}
+    for run in runs:
+        orders = [*run.units(), *run.packs()]
+        for kind, found in by_kind.items():
+            found += [order for order in orders if order.kind == kind][WARM_UP:]
+    priors = {kind: [real[name] for name in (CONSUMER if kind == "pack" else PRODUCER)] for kind in by_kind}
+    speed = Cores(num)
+    for _ in range(ROUNDS):
+        lines = {kind: _line(orders, priors[kind], speed) for kind, orders in by_kind.items() if orders}
+        speed = Cores(num, _together(by_kind, lines))
+    ends = {}
+    for method in ("reduce", "update"):
+        for role in SIDES:
+            seconds = [_alone(order, speed) for run in runs for order in run.ends(method, role)[1:]]
+            if seconds:
+                ends[method, role] = median(seconds)
+    models = {kind: _model(base, kind, line) for kind, line in lines.items()}
+    return Calibration(
+        models["encode"], models.get("backward"), models["pack"], ends, speed, _control(runs), _read_seconds(runs)
+    )
+
+
+def _alone(order: Order, cores: Cores) -> float:
+    """Seconds that it would have taken alone."""
+    return sum(seconds * cores.speed(others + 1) for others, seconds in enumerate(order.seconds))
+
+
+def _line(orders: Sequence[Order], prior: Sequence[float], cores: Cores) -> Sequence[float]:
+    fit = LineFit(prior)
+    for order in orders:
+        fit.add(order.features, _alone(order, cores))
+    found = fit.solve()
+    assert found is not None, f"{len(orders)} calls are too few for a line"
+    return found.usable
+
+
+def _together(by_kind: Mapping[str, Sequence[Order]], lines: Mapping[str, Sequence[float]]) -> float:
+    told = alone = shared = 0.0
+    for kind, line in lines.items():
+        for order in by_kind[kind]:
+            if (both := sum(order.seconds[1:])) > 0.0:
+                told += sum(c * f for c, f in zip(line, order.features, strict=True))
+                alone, shared = alone + order.seconds[0], shared + both
+    return min(max((told - alone) / shared, LEAST_TOGETHER), 1.0) if shared else 1.0
+
+
+def _model(base: CostModel, kind: str, line: Sequence[float]) -> CostModel:
+    names = CONSUMER if kind == "pack" else PRODUCER
+    geometry = {name: getattr(base, name) for name in ("full_layers", "windowed_layers", "window_tokens")}
+    found = {"token": 0.0, **dict(zip(names, line, strict=True))}
+    return CostModel.from_coefficients(**found, **geometry)
+
+
+def _control(runs: Sequence[TimedRun]) -> Control:
+    """A message is an order to a rank with nothing to do, or an answer; what the controller does goes by answers."""
+    ways: dict[str, list[float]] = {"there": [], "back": []}
+    busy = answers = 0.0
+    for run in runs:
+        begin, end = run.timeline.step(2)[0], max(run.timeline.marks.values())  # type: ignore[index]
+        for track in run.timeline.tracks:
+            free = 0
+            for call in track.calls:
+                if call.method != "read" and call.sent is not None and call.taken is not None and call.start > begin:
+                    ways["back"].append((call.taken - call.end) / 1e9)
+                    if call.sent > free:
+                        ways["there"].append((call.start - call.sent) / 1e9)
+                free = call.end
+        own = [piece for piece in run.timeline.controller if piece.name != "wait" and begin < piece.start < end]
+        busy += sum(piece.end - piece.start for piece in own) / 1e9
+        answers += sum(begin < at < end for at, _, _ in run.timeline.answers)
+    return Control(fmean(median(way) for way in ways.values()), busy / answers)
+
+
+def _read_seconds(runs: Sequence[TimedRun]) -> float:
+    """Of a row: a block is as large as a step, at most."""
+    seconds = [
+        (call.end - call.start) / 1e9 / (run.config.train.step.samples or 1)
+        for run in runs
+        for _, call in run.calls("reader", "read")
+    ]
+    return median(seconds)
