@@ -66,6 +66,11 @@ def public_model(name: str) -> ModelShape:
     return read_shape(ROOT / "examples/plans" / name)
 
 
+def scaling_samples(devices: int) -> int:
+    """Of a step: 16 packs for every 40 devices, one replica of a 72B backbone."""
+    return round(devices / 40 * 16 * PACK_TOKENS * 0.95 / float(trace_stats().lengths.mean()))
+
+
 def question(
     shape: ModelShape,
     devices: int,

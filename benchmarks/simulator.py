@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.packing_fit import split
 from benchmarks.record import Check, Result, main
-from benchmarks.simulated import FROZEN, ROOT, case, public_model, question
+from benchmarks.simulated import FROZEN, ROOT, case, public_model, question, scaling_samples
 from benchmarks.simulator_lines import calibrate
 from benchmarks.timed_runs import TimedRuns
 
@@ -131,7 +131,7 @@ def errors(rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
 def play(devices: int, steps: int) -> dict[str, Any]:
     """Seconds and memory of a simulation, in this process."""
     start = time.monotonic()
-    of = case(question(public_model("qwen2.5-vl-72b"), devices, FROZEN, step_samples=devices * 4))
+    of = case(question(public_model("qwen2.5-vl-72b"), devices, FROZEN, step_samples=scaling_samples(devices)))
     outcome = of.play(steps)
     return {
         "what": f"{devices} devices, {len(outcome.steps)} steps, {outcome.answers} answers",

@@ -16,14 +16,17 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
-from benchmarks.timed_runs import Order, TimedRun
 from flowtrain.packing import CostModel
 from flowtrain.packing.fit import LineFit
 from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.simulator import Control, Cores, Simulation, System
 from flowtrain.simulator.timing import StepSeconds
 from flowtrain.types import Role, Step
+
+if TYPE_CHECKING:
+    from benchmarks.timed_runs import TimedRun
 
 WARM_UP = 3
 """First calls of each kind and run that nothing is fitted to."""
@@ -33,6 +36,15 @@ LEAST_TOGETHER = 0.4
 SIDES = (Role.PRODUCER, Role.CONSUMER)
 PRODUCER = ("patch", "patch_pair", "unit")
 CONSUMER = ("token", "token_pair", "trained_token", "projected_patch", "pack")
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`features` are those of `flowtrain.packing.fit`; `seconds[k]`: while k other ranks were at work as well."""
+
+    kind: str
+    features: tuple[int, ...]
+    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -109,18 +121,13 @@ class Seconds:
 
 def calibrate(runs: Sequence[TimedRun], cores: int | None = None) -> Calibration:
     """From runs of one producer and one consumer, some of which leave the sides no time at the same moment."""
-    base, num = runs[0].cost, cores or os.cpu_count() or 1
-    real = base.coefficients()
+    base = runs[0].cost
     by_kind: dict[str, list[Order]] = {"encode": [], "backward": [], "pack": []}
     for run in runs:
         orders = [*run.units(), *run.packs()]
         for kind, found in by_kind.items():
             found += [order for order in orders if order.kind == kind][WARM_UP:]
-    priors = {kind: [real[name] for name in (CONSUMER if kind == "pack" else PRODUCER)] for kind in by_kind}
-    speed = Cores(num)
-    for _ in range(ROUNDS):
-        lines = {kind: _line(orders, priors[kind], speed) for kind, orders in by_kind.items() if orders}
-        speed = Cores(num, _together(by_kind, lines))
+    lines, speed = fit(base, by_kind, cores or os.cpu_count() or 1)
     ends = {}
     for method in ("reduce", "update"):
         for role in SIDES:
@@ -131,6 +138,19 @@ def calibrate(runs: Sequence[TimedRun], cores: int | None = None) -> Calibration
     return Calibration(
         models["encode"], models.get("backward"), models["pack"], ends, speed, _control(runs), _read_seconds(runs)
     )
+
+
+def fit(
+    base: CostModel, by_kind: Mapping[str, Sequence[Order]], cores: int
+) -> tuple[dict[str, Sequence[float]], Cores]:
+    """Seconds of each feature for each kind of order that there is, and the cores' speed; `base`: FLOPs."""
+    real = base.coefficients()
+    priors = {kind: [real[name] for name in (CONSUMER if kind == "pack" else PRODUCER)] for kind in by_kind}
+    speed = Cores(cores)
+    for _ in range(ROUNDS):
+        lines = {kind: _line(orders, priors[kind], speed) for kind, orders in by_kind.items() if orders}
+        speed = Cores(cores, _together(by_kind, lines))
+    return lines, speed
 
 
 def _alone(order: Order, cores: Cores) -> float:

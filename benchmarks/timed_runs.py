@@ -21,6 +21,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from benchmarks.simulator_lines import Order
 from flowtrain.allocator import local_inventory, make_plan
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import ClusterConfig, Config
@@ -28,7 +29,7 @@ from flowtrain.data.order import Order as RowOrder
 from flowtrain.data.survey import open_builder, survey_rows
 from flowtrain.packing import CostModel
 from flowtrain.packing.fit import pack_features
-from flowtrain.packing.trace import composed_steps, endless
+from flowtrain.packing.trace import composed_steps
 from flowtrain.plan import Plan, RankPlan
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.inputs import Inputs, composition, costs_of, open_rows
@@ -37,18 +38,9 @@ from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.shapes import read_shape
 from flowtrain.telemetry.timeline import Call, Timeline, Track, read_timeline
-from flowtrain.types import EncodeUnit, Phase, Role, SampleMeta, Step
+from flowtrain.types import EncodeUnit, Phase, Role, SampleMeta, SkippedRow, Step
 
 EXAMPLE = Path(__file__).resolve().parent.parent / "examples/emoji/emoji.yaml"
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """`features` are those of `flowtrain.packing.fit`; `seconds[k]`: while k other ranks were at work as well."""
-
-    kind: str
-    features: tuple[int, ...]
-    seconds: tuple[float, ...]
 
 
 @dataclass(frozen=True)
@@ -58,7 +50,7 @@ class TimedRun:
     config: Config
     plan: Plan
     inputs: Inputs
-    rows: Sequence[SampleMeta]
+    rows: Sequence[SampleMeta | SkippedRow]
 
     @cached_property
     def cost(self) -> CostModel:
@@ -66,7 +58,7 @@ class TimedRun:
         return costs_of(self.inputs).of(1).cost
 
     def steps(self) -> Iterator[Step]:
-        return composed_steps(composition(self.inputs), self.cost, endless(self.rows))
+        return composed_steps(composition(self.inputs), self.cost, self.rows)
 
     @cached_property
     def trained(self) -> list[Step]:
@@ -151,7 +143,7 @@ class TimedRuns:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._stack = ExitStack()
-        self._rows: dict[Path, list[SampleMeta]] = {}
+        self._rows: dict[Path, list[SampleMeta | SkippedRow]] = {}
         self._number = 0
 
     def __enter__(self) -> TimedRuns:
@@ -196,13 +188,19 @@ class TimedRuns:
         executor = None if colocated else self._executor
         execute(run.config, run.config.run.dir, None, StopRequest(60), executor=executor)
 
-    def _rows_of(self, config: Config) -> list[SampleMeta]:
+    def _rows_of(self, config: Config) -> list[SampleMeta | SkippedRow]:
         """In the run's order."""
         data = config.data.train
         if data not in self._rows:
-            found = list(survey_rows(open_builder(config, Phase.TRAIN), decode=False))
-            self._rows[data] = [row for row in found if isinstance(row, SampleMeta)]
-            assert len(self._rows[data]) == len(found), f"{data} has rows that cannot be used"
+            packing = config.packing.model_copy(update={"max_tokens": 1 << 20})
+            whole = open_builder(config.model_copy(update={"packing": packing}), Phase.TRAIN)
+            self._rows[data] = list(survey_rows(whole, decode=False))
         known = self._rows[data]
         order = RowOrder(len(known), config.run.seed, config.data.shuffle)
-        return [known[order.row(position)]._replace(position=position) for position in range(len(known))]
+        in_order = (known[order.row(position)]._replace(position=position) for position in range(len(known)))
+        return [
+            SkippedRow(row.position, row.row, row.id, "too-long", "")
+            if isinstance(row, SampleMeta) and row.tokens > config.max_row_tokens
+            else row
+            for row in in_order
+        ]

@@ -25,7 +25,7 @@ from benchmarks.allocator_paper import PACK_TOKENS as PAPER_TOKENS
 from benchmarks.allocator_paper import PACKS, REPORTED
 from benchmarks.allocator_paper import shape as paper_shape
 from benchmarks.record import Check, Result, main
-from benchmarks.simulated import FROZEN, Case, case, public_model, question, trace_rows, trace_stats
+from benchmarks.simulated import FROZEN, Case, case, public_model, question, scaling_samples, trace_rows, trace_stats
 from flowtrain.config.modes import ModeName
 from flowtrain.shapes import EncoderShape, ModelShape, ProjectorShape, TextShape
 from flowtrain.simulator import Disturbances, Outcome
@@ -80,10 +80,8 @@ def paper() -> Iterator[dict[str, Any]]:
 
 def scaling() -> Iterator[dict[str, Any]]:
     shape = public_model("qwen2.5-vl-72b")
-    tokens = float(trace_stats().lengths.mean())
     for devices in SCALES:
-        step = round(devices / 40 * 16 * 8192 * 0.95 / tokens)
-        of = case(question(shape, devices, FROZEN, step_samples=step))
+        of = case(question(shape, devices, FROZEN, step_samples=scaling_samples(devices)))
         yield row("scaling", f"72B, {devices} devices", of, of.play(STEPS), beside=f"{of.predicted:.4g} by the plan")
 
 

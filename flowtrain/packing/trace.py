@@ -10,7 +10,7 @@ from typing import Literal
 from flowtrain.packing.compose import Composer
 from flowtrain.packing.cost import CostModel
 from flowtrain.packing.spec import CompositionSpec
-from flowtrain.types import SampleMeta, Step
+from flowtrain.types import SampleMeta, SkippedRow, Step
 
 BLOCK_ROWS = 2000
 """Rows of one source in a row, in blocked order."""
@@ -42,7 +42,9 @@ def endless(rows: Sequence[SampleMeta]) -> Iterator[SampleMeta]:
             position += 1
 
 
-def composed_steps(spec: CompositionSpec, cost: CostModel, rows: Iterable[SampleMeta]) -> Iterator[Step]:
+def composed_steps(
+    spec: CompositionSpec, cost: CostModel, rows: Iterable[SampleMeta | SkippedRow]
+) -> Iterator[Step]:
     """The steps of these rows; rows that no pack can hold are left out."""
     composer, waiting = Composer(spec, cost), iter(rows)
     while True:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 from flowtrain.allocator.problem import Question
 from flowtrain.allocator.room import BLOCK_HEADER_BYTES, gaps
@@ -89,6 +90,7 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
 
     features = shape.features(cut)
 
+    @cache
     def size(tokens: int, patches: int) -> int:
         return payload_bytes(features, job.dtype, tokens, patches)
 
