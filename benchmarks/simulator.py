@@ -3,11 +3,11 @@
     a cycle:  calibration runs (even rows) ─▶ lines ─▶ simulated samples/s, on disk ─▶ judged runs (odd rows)
 
 Real runs of `examples/emoji` on this machine. Calibration runs have one producer and one consumer, and loads of their
-own (`CALIBRATION`); judged are other loads, sizes of packs, exchanges and layouts (`JUDGED`) by samples/s of the steady
-steps, and nothing of them is used before all predictions of the cycle are written. The pace of a shared machine drifts
-within minutes, so cycles are short, and the cycle of median error counts. `drift %` is how much longer than by the
-calibration the judged run's own packs took, and `without drift %` the error once that factor is taken away: what is
-left is the simulator's own.
+own (`CALIBRATION`); judged are other loads, sizes of packs, exchanges and layouts (`JUDGED`) by samples/s of the middle
+step behind a warm-up, and nothing of them is used before all predictions of the cycle are written. The pace of a shared
+machine drifts within minutes, so cycles are short, each begins its judged runs with another one, and the cycle of
+median error counts. `drift %` is how much longer than by the calibration the judged run's own packs took, and
+`without drift %` the error once that factor is taken away: what is left is the simulator's own.
 
 Then: seconds and memory of simulations of 1,024 and 16,384 devices, each in a process of its own, planning included.
 
@@ -36,7 +36,7 @@ from benchmarks.simulator_lines import calibrate
 from benchmarks.timed_runs import TimedRuns
 
 CYCLES = 3
-STEPS, SKIPPED = 8, 2
+STEPS, SKIPPED = 10, 2
 
 Keys = tuple[str, ...]
 
@@ -81,8 +81,9 @@ def cycle(runs: TimedRuns, even: Path, odd: Path, freeze: str, number: int, seed
     file = runs.folder / f"predicted-{freeze}-{number}.json"
     file.write_text(json.dumps({name: found.rate(run, SKIPPED) for name, run in to_come.items()}), encoding="utf-8")
     # From here on the file is all that is used of the predictions.
+    predictions = list(json.loads(file.read_text(encoding="utf-8")).items())
     rows = []
-    for name, predicted in json.loads(file.read_text(encoding="utf-8")).items():
+    for name, predicted in (*predictions[number % len(predictions) :], *predictions[: number % len(predictions)]):
         run = to_come[name]
         runs.run(run)
         measured, drift = run.rate(SKIPPED), found.drift(run)

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import fmean, median
 from typing import TYPE_CHECKING
 
@@ -61,7 +62,7 @@ class Calibration:
     read_seconds: float
 
     def rate(self, run: TimedRun, skipped: int) -> float:
-        """Simulated rows a second of a run to come, its first steps left out."""
+        """Simulated rows a second of the middle step of a run to come, its first ones left out."""
         plan, inputs, config = run.plan, run.inputs, run.config
         one_process = plan.placement == "colocated"
         producers, consumers = plan.producers.leading, plan.consumers.leading
@@ -79,7 +80,8 @@ class Calibration:
             cores=self.cores,
         )
         steps = Simulation(system, Seconds(self, one_process), run.steps()).run(config.train.max_steps or 1).steps
-        return sum(step.rows for step in steps[skipped:]) / (steps[-1].end - steps[skipped - 1].end)
+        steady = pairwise(steps[skipped - 1 :])
+        return median(step.rows / (step.end - before.end) for before, step in steady)
 
     def drift(self, run: TimedRun) -> float:
         """How much longer than by these lines the packs of a run took, all together."""
@@ -201,7 +203,7 @@ def _control(runs: Sequence[TimedRun]) -> Control:
         own = [piece for piece in run.timeline.controller if piece.name != "wait" and begin < piece.start < end]
         busy += sum(piece.end - piece.start for piece in own) / 1e9
         answers += sum(begin < at < end for at, _, _ in run.timeline.answers)
-    return Control(fmean(median(way) for way in ways.values()), busy / answers)
+    return Control(fmean(map(fmean, ways.values())), busy / answers)
 
 
 def _read_seconds(runs: Sequence[TimedRun]) -> float:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice, pairwise
 from pathlib import Path
+from statistics import median
 from types import TracebackType
 from typing import Any
 
@@ -77,10 +78,10 @@ class TimedRun:
         return found
 
     def rate(self, skipped: int) -> float:
-        """Rows a second, the first steps left out."""
+        """Rows a second of the middle step, the first ones left out."""
         lines = (self.config.run.dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         steady = [record for record in map(json.loads, lines) if record["step"] > skipped]
-        return float(sum(r["rows"] for r in steady) / sum(r["time_metrics/end_to_end(s)"] for r in steady))
+        return median(record["rows"] / record["time_metrics/end_to_end(s)"] for record in steady)
 
     def calls(self, side: str, method: str) -> list[tuple[Track, Call]]:
         return [

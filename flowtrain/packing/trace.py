@@ -42,9 +42,7 @@ def endless(rows: Sequence[SampleMeta]) -> Iterator[SampleMeta]:
             position += 1
 
 
-def composed_steps(
-    spec: CompositionSpec, cost: CostModel, rows: Iterable[SampleMeta | SkippedRow]
-) -> Iterator[Step]:
+def composed_steps(spec: CompositionSpec, cost: CostModel, rows: Iterable[SampleMeta | SkippedRow]) -> Iterator[Step]:
     """The steps of these rows; rows that no pack can hold are left out."""
     composer, waiting = Composer(spec, cost), iter(rows)
     while True:
