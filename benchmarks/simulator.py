@@ -9,6 +9,9 @@ machine drifts within minutes, so cycles are short, each begins its judged runs 
 median error counts. `drift %` is how much longer than by the calibration the judged run's own packs took, and
 `without drift %` the error once that factor is taken away: what is left is the simulator's own.
 
+`--emulated FILE`: the rows of a record of `python -m benchmarks.emulated` are judged, too: what the simulator told for
+them stands beside what was measured. That is not its proof, since both draw their waits from one model.
+
 Then: seconds and memory of simulations of 1,024 and 16,384 devices, each in a process of its own, planning included.
 
 The machine must have nothing else to do. `--speed` leaves the real runs out, `--runs` plays those only.
@@ -66,7 +69,7 @@ JUDGED: dict[str, dict[str, Keys]] = {
         "one process, 40 rows, packs of 1280": keys(40, 1280, *ONE_PROCESS),
     },
 }
-MOST_ERROR, MOST_MEAN_ERROR = 10.0, 5.0
+MOST_ERROR, MOST_MEAN_ERROR, MOST_EMULATED_ERROR = 10.0, 5.0, 5.0
 MIDDLE_SECONDS, LARGE_GIB = 60.0, 8.0
 
 
@@ -87,22 +90,30 @@ def cycle(runs: TimedRuns, even: Path, odd: Path, freeze: str, number: int, seed
         run = to_come[name]
         runs.run(run)
         measured, drift = run.rate(SKIPPED), found.drift(run)
-        rows.append(
-            {
-                "cycle": number,
-                "what": f"{freeze}, {name}",
-                "predicted samples/s": predicted,
-                "measured samples/s": measured,
-                "error %": 100.0 * (predicted / measured - 1.0),
-                "drift %": 100.0 * drift,
-                "without drift %": 100.0 * (predicted / (1.0 + drift) / measured - 1.0),
-                "together": found.cores.together,
-                "message ms": 1000.0 * found.control.latency_seconds,
-                "seconds": "-",
-                "GiB": "-",
-            }
-        )
+        more = {
+            "drift %": 100.0 * drift,
+            "without drift %": 100.0 * (predicted / (1.0 + drift) / measured - 1.0),
+            "together": found.cores.together,
+            "message ms": 1000.0 * found.control.latency_seconds,
+        }
+        rows.append({"cycle": number, **compared(f"{freeze}, {name}", predicted, measured), **more})
     return rows
+
+
+def compared(what: str, predicted: float, measured: float) -> dict[str, Any]:
+    """A row of simulated and real samples/s."""
+    error = 100.0 * (predicted / measured - 1.0)
+    return {"what": what, "predicted samples/s": predicted, "measured samples/s": measured, "error %": error}
+
+
+def emulated(record: Path) -> list[dict[str, Any]]:
+    """Rows of the modes and ablations of every case, from a record of `benchmarks.emulated`."""
+    measured = json.loads(record.read_text(encoding="utf-8"))["settings"]["measured"]
+    return [
+        compared(f"emulated: {row['case']}, {row['variant']}", row["samples/s"] * ratio, row["samples/s"])
+        for row in measured
+        if row["part"] == "grid" and "measured s" in row and (ratio := row["measured s"] / row["wait s"])
+    ]
 
 
 def judge(seed: int) -> list[dict[str, Any]]:
@@ -159,14 +170,19 @@ def measure(options: argparse.Namespace) -> Result:
         found = errors(rows, "error %")
         checks += [Check(f"error of {name}, %", error, "<=", MOST_ERROR) for name, error in found.items()]
         checks.append(Check("mean error, %", fmean(found.values()), "<=", MOST_MEAN_ERROR))
+    if options.emulated is not None:
+        told = emulated(options.emulated)
+        rows += told
+        most = max(abs(row["error %"]) for row in told)
+        checks.append(Check("largest error on emulated rows, %", most, "<=", MOST_EMULATED_ERROR))
     if not options.runs:
         middle, large = played(1024, 100), played(16384, 20)
-        columns = list(rows[0]) if rows else ["cycle", *middle]
-        rows += [{column: found.get(column, "-") for column in columns} for found in (middle, large)]
+        rows += [middle, large]
         checks.append(Check("seconds of 1,024 devices, 100 steps", middle["seconds"], "<=", MIDDLE_SECONDS))
         checks.append(Check("GiB of 16,384 devices, 20 steps", large["GiB"], "<=", LARGE_GIB))
     settings = {"steps": STEPS, "skipped": SKIPPED, "cycles": CYCLES, "calibration": CALIBRATION, "judged": JUDGED}
-    return Result(settings, rows, checks)
+    columns = dict.fromkeys(column for row in rows for column in row)
+    return Result(settings, [{column: row.get(column, "-") for column in columns} for row in rows], checks)
 
 
 if __name__ == "__main__":
@@ -174,4 +190,5 @@ if __name__ == "__main__":
     only = parser.add_mutually_exclusive_group()
     only.add_argument("--speed", action="store_true", help="leave the real runs out")
     only.add_argument("--runs", action="store_true", help="only the real runs")
+    parser.add_argument("--emulated", type=Path, metavar="FILE", help="record of benchmarks.emulated, judged as well")
     main("simulator", measure, parser)
