@@ -28,7 +28,9 @@ if TYPE_CHECKING:
 
 DEFAULT_RANKS = 8
 DEFAULT_PACKS = 4
-DEFAULT_POLICIES = ("arrival", "dynamic")
+BASELINE = "arrival"
+"""Policy that is shown beside the config's."""
+
 SLACK = 1.25
 """Cap of a trace's packs over its longest row: packs as long as one row cannot be even, whoever makes them."""
 
@@ -65,7 +67,10 @@ def register(app: typer.Typer) -> None:
 def packing(
     subject: Annotated[Path, typer.Argument(metavar="CONFIG|TRACE", help="YAML file of a run, or sizes as parquet.")],
     policies: Annotated[
-        list[str] | None, typer.Option("--policy", help="Policy to show; may be repeated. Default: arrival, dynamic.")
+        list[str] | None,
+        typer.Option(
+            "--policy", help="Policy to show; may be repeated. Default: arrival, and the config's or dynamic."
+        ),
     ] = None,
     ranks: Annotated[int | None, typer.Option("--ranks", min=1, help="Consumer ranks.")] = None,
     packs: Annotated[int | None, typer.Option("--packs", min=1, help="Packs a rank and step.")] = None,
@@ -91,8 +96,7 @@ def packing(
     from flowtrain.cli.packing_picture import show_picture, write_picture
     from flowtrain.packing import POLICIES
 
-    names = list(dict.fromkeys(policies or DEFAULT_POLICIES))
-    for name in names:
+    for name in policies or ():
         if name not in POLICIES:
             raise ConfigError(f"--policy {name}: there is none of this name; choose from {', '.join(POLICIES)}")
     changes = {"step_packs": packs, "max_tokens": max_tokens, "lookahead": lookahead}
@@ -100,6 +104,8 @@ def packing(
         given = _of_config(subject, overrides, ranks, steps, changes)
     else:
         given = _of_trace(subject, ranks or DEFAULT_RANKS, changes, order, seed, model, high_resolution)
+    own = given.spec.policy if given.spec.policy != BASELINE else "dynamic"
+    names = list(dict.fromkeys(policies or (BASELINE, own)))
     made = {name: compose(given, name, steps) for name in names}
     if not all(made.values()):
         raise DataError(
@@ -181,15 +187,19 @@ def _of_trace(
 def _of_config(
     path: Path, overrides: list[str] | None, ranks: int | None, steps: int, changes: dict[str, int | None]
 ) -> Subject:
+    from flowtrain.allocator.bound import given_layout
     from flowtrain.config.loading import load_config
     from flowtrain.packing import CostModel
+    from flowtrain.packing.spec import sync_of
     from flowtrain.shapes import read_shape
+    from flowtrain.types import Role
 
     config = load_config(path, overrides or []).config
     cost = CostModel.from_shape(
         read_shape(config.model.path), config.frozen, config.cut, config.packing.attention_efficiency
     )
-    ranks = ranks or config.consumers.num or DEFAULT_RANKS
+    consumers, producers = (given_layout(config, role) for role in (Role.CONSUMER, Role.PRODUCER))
+    ranks = ranks or (consumers.dp_degree if consumers else DEFAULT_RANKS)
     cap = changes["max_tokens"] or config.packing.max_tokens
     own_pack = config.packing.on_long_row == "own_pack"
     spec = _spec(
@@ -204,7 +214,12 @@ def _of_config(
         max_patches=config.packing.max_patches,
         max_images=config.packing.max_images,
         own_pack=own_pack,
-        num_producers=config.producers.num or 1,
+        policy=config.packing_policy,
+        num_producers=producers.dp_degree if producers else 1,
+        producer_shards=producers.dp_shard if producers else 1,
+        trainable_encoder=config.trainable_encoder,
+        colocated=config.placement == "colocated",
+        sync=sync_of(consumers) if consumers else "step",
         max_unit_patches=config.producers.max_unit_patches,
     )
     ahead = steps + max(spec.lookahead, spec.max_wait_steps)

@@ -54,6 +54,10 @@ SPREAD = 0.15
 """Relative spread of the calls, as the FLOPs model sees them, from which a line must explain `WORST_R2` of the times,
 as well as that model: equal packs leave nothing to explain, and the noise of single calls averages out over many."""
 
+CLEARLY = 0.5
+"""A line whose error is at most this share of the scaled FLOPs model's needs no other proof: calls that are mostly
+their fixed part take nearly equal times, of which a line explains little."""
+
 _ROUNDS = 8
 
 Floats = npt.NDArray[np.float64]
@@ -83,7 +87,8 @@ class Line:
     @property
     def trusted(self) -> bool:
         explains = self.r2 >= WORST_R2 and self.error <= WORSE * self.scaled_error
-        return self.error <= WORST_ERROR and (explains or self.spread < SPREAD)
+        clearly = self.error <= CLEARLY * self.scaled_error
+        return self.error <= WORST_ERROR and (explains or clearly or self.spread < SPREAD)
 
     @property
     def usable(self) -> tuple[float, ...]:

@@ -6,19 +6,24 @@
    training last. This order makes a two-stage flow shop end earliest: text-heavy packs hide the encoder's start-up.
 3. `overlap_order`: with a trainable encoder the gradients of a slot's images go back to the encoder after the slot has
    been trained, so text-heavy slots must hide the encoder's end as well as its start. `makespan` plays a step through;
-   Johnson's order and insertion (one slot after the other to where it costs least) compete, the earliest end wins.
+   Johnson's order with more and more of its text-heavy slots moved to the end, and of few slots insertion (one after
+   the other to where it costs least), compete; the earliest end wins.
 
 Ties fall by position, so equal inputs give equal slots. The order of slots never changes what a step holds.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from flowtrain.packing.load import Bin
 
-MOST_INSERTED = 16
-"""Slots up to which insertion is tried: it plays n³ slots through."""
+MOST_INSERTED = 8
+"""Slots up to which insertion is tried: it plays n³ slots through, and of more it finds nothing better."""
+
+PARTS = 8
+"""Of the text-heavy slots, none to all of which are tried at the end."""
 
 Stage = tuple[int, int]
 """Time of a slot on the encoder's and on the backbone's side."""
@@ -58,21 +63,36 @@ def johnson(stages: Sequence[Stage]) -> list[int]:
     >>> johnson([(3, 1), (1, 2), (0, 5)])
     [2, 1, 0]
     """
+    return [*itertools.chain.from_iterable(_rising_and_falling(stages))]
+
+
+def _rising_and_falling(stages: Sequence[Stage]) -> tuple[list[int], list[int]]:
+    """Jobs whose second stage is longer, least first stage first; and the others, least second stage last."""
     first = sorted((a, n) for n, (a, b) in enumerate(stages) if a < b)
     second = sorted((-b, n) for n, (a, b) in enumerate(stages) if a >= b)
-    return [n for _, n in (*first, *second)]
+    return [n for _, n in first], [n for _, n in second]
 
 
 def overlap_order(stages: Sequence[Stage]) -> list[int]:
     """The order in which a step with returning gradients ends earliest, of those tried."""
-    best = johnson(stages)
-    if len(stages) > MOST_INSERTED:
-        return best
+    rising, falling = _rising_and_falling(stages)
+    orders = []
+    for part in range(PARTS + 1):
+        # Evenly among them: both ends need slots that are little work for the encoder.
+        last = [job for n, job in enumerate(rising) if (n + 1) * part // PARTS > n * part // PARTS]
+        moved = set(last)
+        orders.append([*(job for job in rising if job not in moved), *falling, *reversed(last)])
+    if len(stages) <= MOST_INSERTED:
+        orders.append(_inserted(stages))
+    return min(orders, key=lambda order: makespan(stages, order))
+
+
+def _inserted(stages: Sequence[Stage]) -> list[int]:
     inserted: list[int] = []
     for job in sorted(range(len(stages)), key=lambda n: (-sum(stages[n]), n)):
         orders = [[*inserted[:place], job, *inserted[place:]] for place in range(len(inserted) + 1)]
         inserted = min(orders, key=lambda order: makespan(stages, order))
-    return min((best, inserted), key=lambda order: makespan(stages, order))
+    return inserted
 
 
 def makespan(stages: Sequence[Stage], order: Sequence[int]) -> int:

@@ -21,6 +21,7 @@ import mmap
 import os
 import struct
 import tempfile
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, fields
 from enum import Enum
@@ -32,6 +33,10 @@ from flowtrain.pool.host import host_identity, machine_name
 
 _USED = struct.Struct("<Q")
 _MAX_FILE_BYTES = 1 << 16
+
+ASIDE = ".writing"
+WRITING_SECONDS = 60
+"""Longest that an entry is written; it takes a millisecond."""
 
 
 class Life(Enum):
@@ -97,10 +102,15 @@ class Registration:
     def __init__(self, path: Path, entry: Entry) -> None:
         self.path = path
         content = _USED.pack(0) + json.dumps(asdict(entry)).encode()
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        aside = path.with_suffix(ASIDE)  # an entry that is there is whole
+        fd = os.open(aside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
             os.write(fd, content)
             self._memory: mmap.mmap | None = mmap.mmap(fd, len(content))
+            aside.replace(path)
+        except OSError:
+            aside.unlink(missing_ok=True)
+            raise
         finally:
             os.close(fd)
 
@@ -154,7 +164,6 @@ def register(entry: Entry, folder: Path | None = None) -> Registration:
     try:
         return Registration(path, entry)
     except OSError as error:
-        path.unlink(missing_ok=True)
         raise PlanError(
             f"the entry {path} of a pool segment cannot be written ({error.strerror}): make room there, or set "
             f"XDG_RUNTIME_DIR to a folder on another disk"
@@ -168,8 +177,12 @@ def listed(folder: Path | None = None) -> list[Listed]:
 
 
 def sweep(folder: Path | None = None) -> list[Listed]:
-    """Take away the entries of dead owners; returns them."""
+    """Take away the entries of dead owners, and what one left that died while it wrote; returns the entries."""
     swept = []
+    for aside in (folder or registry_folder()).glob(f"*{ASIDE}"):
+        with contextlib.suppress(OSError):
+            if time.time() - aside.stat().st_mtime > WRITING_SECONDS:
+                aside.unlink()
     for one in listed(folder):
         if one.entry.life is Life.DEAD:
             with contextlib.suppress(OSError):  # another process sweeps too, or the folder is read-only

@@ -79,7 +79,7 @@ def views(memory: memoryview, specs: tuple[TensorSpec, ...], payload_bytes: int)
             tensors.append(torch.empty(shape, dtype=dtype))
             continue
         flat = torch.frombuffer(memory, dtype=dtype, count=count, offset=start)
-        tensors.append(flat if len(shape) == 1 else flat.view(*shape))
+        tensors.append(flat if len(shape) == 1 else flat.view(shape))
     return tensors
 
 

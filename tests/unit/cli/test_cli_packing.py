@@ -170,3 +170,21 @@ def test_shares_are_of_the_dearest_in_the_slot() -> None:
     step = Step(Phase.TRAIN, 1, (tuple(packs), tuple(idle)), 0, 0, {})
     assert shares_of([step]) == [[[1.0, 0.5], [1.0, 1.0]]]
     assert sum(colour(1.0)) < sum(colour(0.9)) < sum(colour(0.5)) < sum(colour(0.0))
+
+
+def test_a_config_is_shown_as_it_would_run(tmp_path: Path) -> None:
+    """Ranks by the data-parallel part of a layout, its way of waiting, what is frozen, the policy it names."""
+    json_file = tmp_path / "out.json"
+    keys = ("consumers.layout=f2t2", "producers.layout=r2f2", "train.freeze=[encoder]", "packing.policy=ffd")
+    run(EXAMPLE / "emoji.yaml", *(part for key in keys for part in ("--set", key)), "--steps", 2, "--json", json_file)
+    found = figures(json_file)
+    assert list(found["policies"]) == ["arrival", "ffd"]
+    expected = {
+        "num_consumers": 2,
+        "sync": "microbatch",
+        "num_producers": 4,
+        "producer_shards": 2,
+        "trainable_encoder": False,
+        "colocated": False,
+    }
+    assert {name: found["composition"][name] for name in expected} == expected

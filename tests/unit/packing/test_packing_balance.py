@@ -159,6 +159,19 @@ def test_order_with_returning_gradients_is_close_to_the_best(stages: list[tuple[
     assert makespan(stages, order) <= min(makespan(stages, johnson(stages)), best + best // 4 + 1)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from([0, 0, 9, 12, 30]), st.integers(4, 12)), min_size=10, max_size=40))
+def test_of_many_slots_both_ends_are_covered(stages: list[tuple[int, int]]) -> None:
+    """Insertion, too slow for so many, would end hardly earlier."""
+    order = overlap_order(stages)
+    assert sorted(order) == list(range(len(stages)))
+    best: list[int] = []
+    for job in sorted(range(len(stages)), key=lambda n: (-sum(stages[n]), n)):
+        orders = [[*best[:place], job, *best[place:]] for place in range(len(best) + 1)]
+        best = min(orders, key=lambda tried: makespan(stages, tried))
+    assert makespan(stages, order) <= 1.1 * makespan(stages, best)
+
+
 def one_by_one(places: list[int], rows: LoadTable, bins: list[Bin], budgets: list[int]) -> list[int]:
     """`longest_first` as it is told: every row looks for the pack that lacks most."""
     spilled = []

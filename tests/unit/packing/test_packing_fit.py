@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flowtrain.packing import CostModel
-from flowtrain.packing.fit import FEWEST, WARM_UP, CostFit, LineFit
+from flowtrain.packing.fit import FEWEST, WARM_UP, WORST_R2, CostFit, LineFit
 from flowtrain.types import ImageMeta, SampleMeta
 
 BASE = CostModel.from_coefficients(token=5e6, token_pair=3e3, trained_token=2e6, patch=3e6, patch_pair=1e3)
@@ -78,6 +78,21 @@ def test_equal_packs_leave_the_shares_to_the_model() -> None:
     found, base = fitted.cost.coefficients(), BASE.coefficients()
     assert found["token_pair"] / found["token"] == pytest.approx(base["token_pair"] / base["token"], rel=0.05)
     assert fitted.cost.real(fitted.cost.pack_cost([sample(100), sample(100)])) == pytest.approx(0.05, rel=1e-3)
+
+
+def test_packs_that_are_mostly_their_fixed_part_are_fitted() -> None:
+    """Times are nearly equal, so no line explains much of their variance; the FLOPs model would be far off."""
+    rng = np.random.default_rng(5)
+    fit = CostFit(BASE)
+    for samples in packs(rng, 300):
+        fit.trained(0, samples, (0.05 + seconds_of(samples, 3e-7, 0, 0)) * rng.normal(1, 0.03))
+    fitted = fit.solve()
+    assert fitted is not None
+    assert fitted.packs.r2 < WORST_R2
+    assert fitted.packs.scaled_error > 0.25
+    assert fitted.trusted
+    for samples in packs(rng, 20):
+        assert fitted.cost.real(fitted.cost.pack_cost(samples)) == pytest.approx(0.05, rel=0.1)
 
 
 def test_warm_up_is_left_out_for_every_process() -> None:

@@ -111,6 +111,15 @@ def test_a_file_that_is_no_entry_is_passed_over(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) == 7
 
 
+def test_what_an_owner_left_that_died_while_it_wrote_is_swept(tmp_path: Path) -> None:
+    old, new = tmp_path / "mine-0-1-host.writing", tmp_path / "mine-1-2-host.writing"
+    for path in (old, new):
+        path.write_bytes(b"")
+    os.utime(old, (0, 0))
+    assert sweep(tmp_path) == []
+    assert [*tmp_path.iterdir()] == [new]
+
+
 def test_an_entry_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match=r"gone/mine-0-.*json of a pool segment cannot be written \(No such file"):
         register(entry(), tmp_path / "gone")
