@@ -216,6 +216,13 @@ ENCODE_IMBALANCE_MEASURED = _add(
     ranks=IMBALANCE,
     steps=MEAN,
 )
+LOAD_OF = _add(
+    "pack/load/RANK",
+    GAUGE,
+    "",
+    "measured time of a rank (`producer-0`) over the mean of its side; of sides of 2 to 16 ranks",
+    steps=MEAN,
+)
 COST_ERROR = _add(
     "pack/cost_error(%)",
     GAUGE,

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from flowtrain.flops import StepFlops
 
 GIB = 2**30
+MOST_LOADS = 16
+"""Ranks of a side whose loads stand in the record."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +158,7 @@ class StepMetrics:
             m.PACK_IMBALANCE_MEASURED: self.consumer_seconds,
             m.ENCODE_IMBALANCE: self.encode_costs,
             m.ENCODE_IMBALANCE_MEASURED: self.producer_seconds,
+            m.LOAD_OF: _loads(Role.PRODUCER, self.producer_seconds) | _loads(Role.CONSUMER, self.consumer_seconds),
             m.COST_ERROR: _percent(self.cost_error),
             **self._speed(),
             **self.of_run,
@@ -196,6 +199,14 @@ class StepMetrics:
 
 def _percent(share: float | None) -> float | None:
     return None if share is None else 100.0 * share
+
+
+def _loads(role: Role, seconds: Mapping[int, float]) -> dict[str, float | None]:
+    """By rank, over the mean of the side; a side of one is even, and of many `pack/imbalance_measured` tells."""
+    if not 1 < len(seconds) <= MOST_LOADS:
+        return {}
+    mean = sum(seconds.values()) / len(seconds)
+    return {f"{role}-{rank}": spent / mean if mean else None for rank, spent in sorted(seconds.items())}
 
 
 def _rate(tokens: int, seconds: Mapping[int, float]) -> float | None:

@@ -70,7 +70,7 @@ def test_every_chart_of_a_live_run_and_of_its_end(page: Chromium, tmp_path: Path
         page.until("document.querySelector('.pill').textContent === 'done'", "the end", within=90)
         page.value(SHOW_ALL)
         until(lambda: not differing(page, newest(launch.run_dir)), "the values of the last record in the page", 5)
-        assert page.value(EMPTY) == ["device"], "all that a run without GPUs measures"
+        assert page.value(EMPTY) == ["load", "device"], "all that one rank a side without GPUs has to tell"
         assert launch.end(within=30) == 0
         assert newest(launch.run_dir)["step"] == steps
         page.until("document.querySelector('#link').textContent.includes('not connected')", "word of the server's end")

@@ -93,10 +93,18 @@ def test_values_by_hand() -> None:
     assert record["pack/fill(%)"] == pytest.approx(50)
     assert record["pack/imbalance"] == 1.0
     assert record["pack/imbalance_measured"] == pytest.approx(1.5)
+    loads = {name: value for name, value in record.items() if name.startswith("pack/load/")}
+    assert loads == {"pack/load/consumer-0": 0.5, "pack/load/consumer-1": 1.5}, "a side of one rank has none"
     assert record["memory/max_active(GiB)"] == 1.0
     assert record["lr"] == 1e-3
     assert record["lr/encoder"] == 1e-4
     assert record["grad_norm/encoder"] is None
+
+
+def test_loads_of_ranks_are_of_sides_that_a_chart_can_show() -> None:
+    many = metrics(producer_seconds=dict.fromkeys(range(17), 1.0), consumer_seconds={0: 0.0, 1: 0.0}).to_record()
+    loads = {name: value for name, value in many.items() if name.startswith("pack/load/")}
+    assert loads == {"pack/load/consumer-0": None, "pack/load/consumer-1": None}
 
 
 def test_what_is_not_known_is_null_and_json() -> None:
