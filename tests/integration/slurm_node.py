@@ -80,6 +80,7 @@ class Slurm:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
+            stack.callback(self._sweep)
             files = {"key-file": "key", "pid-file": "munged.pid", "log-file": "munged.log", "seed-file": "seed"}
             munge = self._folder / "munge.socket"
             options = [f"--{option}={self._folder / name}" for option, name in files.items()]
@@ -100,13 +101,15 @@ class Slurm:
         stack.callback(self._end, process)
 
     def _end(self, daemon: subprocess.Popen[bytes]) -> None:
-        """The daemon and what its jobs have left: a step's processes are not its children."""
         daemon.terminate()
         try:
             daemon.wait(timeout=allowed(20))
         except subprocess.TimeoutExpired:
             daemon.kill()
             daemon.wait(timeout=20)
+
+    def _sweep(self) -> None:
+        """A job that was not over outlives the daemons: its steps are no children of theirs."""
         for process in self.processes():
             process.kill()
 
@@ -133,7 +136,7 @@ class Slurm:
         return 3600 * hours + 60 * minutes + seconds
 
     def processes(self, job: int | None = None) -> list[psutil.Process]:
-        """Of a job of this Slurm, or of all of them, by what their environment says."""
+        """Of a job of this Slurm, or all that have its configuration, by their environment."""
         found = []
         for process in psutil.process_iter():
             try:
@@ -141,7 +144,7 @@ class Slurm:
             except psutil.Error:
                 continue
             of = environment.get("SLURM_JOB_ID")
-            ours = of is not None and environment.get("SLURM_CONF") == self._environment["SLURM_CONF"]
-            if ours and job in (None, int(of)):
+            ours = environment.get("SLURM_CONF") == self._environment["SLURM_CONF"]
+            if ours and (job is None or of == str(job)):
                 found.append(process)
         return found
