@@ -11,7 +11,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Self
 
@@ -111,7 +111,8 @@ class Slurm:
     def _sweep(self) -> None:
         """A job that was not over outlives the daemons: its steps are no children of theirs."""
         for process in self.processes():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def ask(self, *command: str) -> str:
         """What one of Slurm's programs says; empty while it fails."""

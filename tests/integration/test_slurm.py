@@ -38,7 +38,7 @@ def ended(slurm: Slurm, job: int, run_dir: Path) -> tuple[str, str]:
     """State and exit code of a job that has left nothing behind."""
 
     def over() -> bool:
-        return slurm.job(job)["JobState"] not in ("PENDING", "RUNNING", "COMPLETING")
+        return slurm.job(job).get("JobState") not in (None, "PENDING", "RUNNING", "COMPLETING")
 
     until(over, f"the end of job {job}", allowed(SECONDS))
     until(lambda: not slurm.processes(job), f"no process of job {job}", allowed(20))
@@ -55,7 +55,7 @@ def test_a_run_ends_by_itself_and_one_saves_before_its_time_limit(tmp_path: Path
         one = submit(slurm, limited, *slow, options=("--time=30", f"--signal=B:TERM@{WARNING_SECONDS}"))
 
         def trained() -> bool:
-            assert slurm.job(one)["JobState"] in ("PENDING", "RUNNING"), limited.with_suffix(".log").read_text()
+            assert slurm.job(one).get("JobState") in (None, "PENDING", "RUNNING"), limited.with_suffix(".log").read_text()
             metrics = limited / "metrics.jsonl"
             return metrics.exists() and metrics.read_text().count("\n") >= 2
 
