@@ -55,7 +55,8 @@ def test_a_run_ends_by_itself_and_one_saves_before_its_time_limit(tmp_path: Path
         one = submit(slurm, limited, *slow, options=("--time=30", f"--signal=B:TERM@{WARNING_SECONDS}"))
 
         def trained() -> bool:
-            assert slurm.job(one).get("JobState") in (None, "PENDING", "RUNNING"), limited.with_suffix(".log").read_text()
+            state = slurm.job(one).get("JobState")
+            assert state in (None, "PENDING", "RUNNING"), limited.with_suffix(".log").read_text()
             metrics = limited / "metrics.jsonl"
             return metrics.exists() and metrics.read_text().count("\n") >= 2
 
