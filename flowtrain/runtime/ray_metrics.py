@@ -1,7 +1,8 @@
 """Metrics of the newest step through the metrics agent of a running Ray cluster (`telemetry.sinks: [ray]`).
 
 Whatever scrapes the cluster finds them beside Ray's own, as `ray_flowtrain_…` with the label `run`, without a port of
-ours. An agent leaves out what is NaN: a gauge that is not known any more. Only with `cluster.address`: a local node that the run starts is scraped by nobody.
+ours. An agent leaves out what is NaN: a gauge that is not known any more. Only with `cluster.address`: a local node
+that the run starts is scraped by nobody.
 """
 
 from __future__ import annotations
