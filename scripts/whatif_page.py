@@ -2,7 +2,8 @@
 
     python scripts/whatif_page.py FILE
 
-Each table stands between `<!-- table: NAME -->` and `<!-- end -->`; the text around it is written by hand.
+Each table stands between `<!-- table: NAME -->` and `<!-- end -->`; one that the record does not have stays as it is.
+The text around them is written by hand.
 """
 
 from __future__ import annotations
@@ -41,7 +42,11 @@ def _text(value: Any) -> str:
 def main(file: Path) -> None:
     record = json.loads(file.read_text(encoding="utf-8"))
 
+    pages = {row["page"] for row in record["rows"]}
+
     def fill(match: re.Match[str]) -> str:
+        if match[1] not in pages:
+            return match[0]
         return f"<!-- table: {match[1]} -->\n{table(match[1], record['rows'])}\n<!-- end -->"
 
     text = PAGE.read_text(encoding="utf-8")
