@@ -88,7 +88,9 @@ def processor_name() -> str:
 
 
 def table(rows: Sequence[Mapping[str, Any]]) -> str:
-    """The rows as a Markdown table, for a terminal and for the docs."""
+    """The rows as a Markdown table, for a terminal and for the docs; none make an empty one."""
+    if not rows:
+        return ""
     names = list(rows[0])
     cells = [[f"{row[name]:.4g}" if isinstance(row[name], float) else str(row[name]) for name in names] for row in rows]
     lines = [names, ["---"] * len(names), *cells]
