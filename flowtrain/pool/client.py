@@ -5,7 +5,8 @@
 
 What a reference announces is there: no call asks whether it is, and where owner and reader share memory none sends
 anything. Each call takes all blocks of a unit or a pack: a transport moves them together, and what a call costs is paid
-once. `put` and `get` are the same for one block. Headers are checked on every access.
+once. `put` and `get` are the same for one block. Headers are checked on every access. What payloads look like in this
+process, torch's tensors or plain bytes, is said by `Arrays`.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
-
-import torch
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flowtrain.messages import PoolUse
 from flowtrain.pool.address import offset_of, owner_of, place_of
+from flowtrain.pool.arrays import Arrays, OwnArrays, torch_arrays
 from flowtrain.pool.block import (
     HEADER_BYTES,
     BlockError,
@@ -38,8 +38,10 @@ from flowtrain.pool.registry import Registration
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.pool.space import OwnerSpace
 from flowtrain.pool.transport import Span, Transport, choose_transport
-from flowtrain.pool.views import Copies, SegmentTensors, views
 from flowtrain.types import Address, EmbeddingRef, TensorSpec
+
+if TYPE_CHECKING:
+    import torch
 
 OWN = "own"
 """The carrier of bytes that a process puts into its own segment, in the counts by transport."""
@@ -54,13 +56,14 @@ class Put(NamedTuple):
     position: int
     specs: tuple[TensorSpec, ...]
     payload_bytes: int
-    tensors: Sequence[torch.Tensor] | None
+    tensors: Sequence[Any] | None
 
 
 class PoolClient:
     """`segment` None: a process that only reads. `transports`: by name, those of this process, preferred first. `host`:
     identity of this machine. `checksum`: write and check a CRC of each payload, to find stray writes. `registration`:
-    this process's entry in the registry, told of the bytes in use and taken away by `close`.
+    this process's entry in the registry, told of the bytes in use and taken away by `close`. `arrays`: how payloads are
+    seen here, as torch's tensors where nothing is said.
 
     >>> pool = PoolClient(Segment.create(0, 1 << 20, "pool"), {})
     >>> address = pool.put(position=7, version=0, specs=specs, payload_bytes=4096, tensors=features)
@@ -77,6 +80,7 @@ class PoolClient:
         checksum: bool = False,
         timeout_seconds: float = 60.0,
         registration: Registration | None = None,
+        arrays: Arrays | None = None,
     ) -> None:
         self.owner = None if segment is None else segment.owner
         self.checksum = checksum
@@ -93,10 +97,11 @@ class PoolClient:
         self._bytes_in: Counter[str] = Counter()
         self._bytes_out: Counter[str] = Counter()
         self._space: OwnerSpace | None = None
-        self._tensors = SegmentTensors(_NOTHING)
+        self._arrays = arrays or torch_arrays()
+        self._own: OwnArrays = self._arrays.own(_NOTHING)
         if segment is not None:
             self._space = OwnerSpace(segment.owner, segment.bytes)
-            self._tensors = SegmentTensors(segment.memory)
+            self._own = self._arrays.own(segment.memory)
             self._pin = pin(segment.memory)
 
     def handle(self) -> SegmentHandle | None:
@@ -149,7 +154,7 @@ class PoolClient:
                 start = offset_of(address) - HEADER_BYTES
                 state = BlockState.EMPTY if tensors is None else BlockState.FEATURES
                 if tensors is not None:
-                    self._tensors.fill(start, specs, payload_bytes, tensors, position)
+                    self._own.fill(start, specs, payload_bytes, tensors, position)
                     put_bytes += payload_bytes
                 self._write(memory, Header(state, owner, version, position, address, payload_bytes), start)
             self._bytes_in[OWN] += put_bytes
@@ -168,7 +173,7 @@ class PoolClient:
                 assert self._segment is not None
                 start = offset_of(ref.address) - HEADER_BYTES
                 _check(self._segment.memory, ref, BlockState.GRADIENTS, start)
-                found.append(self._tensors.of(start, ref.tensors, ref.bytes))
+                found.append(self._own.of(start, ref.tensors, ref.bytes))
             return found
 
     def free(self, addresses: Iterable[Address]) -> None:
@@ -197,7 +202,7 @@ class PoolClient:
             found = []
             for ref in refs:
                 held = self._checked(ref)
-                held.views = views(held.memory, ref.tensors, ref.bytes)
+                held.views = self._arrays.views(held.memory, ref.tensors, ref.bytes)
                 found.append([*held.views])
             return found
 
@@ -206,19 +211,15 @@ class PoolClient:
 
         Tensors from `get_all` show the gradients from here on.
         """
-        with self._timer, torch.no_grad():
+        with self._timer:
             self._fetch(refs)
-            copies, written = Copies(), []
+            copies, written = [], []
             for ref, of_sample in zip(refs, grads, strict=True):
                 held = self._checked(ref)
-                targets = held.views or views(held.memory, ref.tensors, ref.bytes)
-                for grad, target in zip(of_sample, targets, strict=True):
-                    assert grad.dtype == target.dtype, (
-                        f"gradient of position {ref.position} is {grad.dtype}, expected {target.dtype}"
-                    )
-                copies.add(targets, of_sample, ref.position)
+                targets = held.views or self._arrays.views(held.memory, ref.tensors, ref.bytes)
+                copies.append((ref.position, targets, of_sample))
                 written.append((ref, held))
-            copies.make()
+            self._arrays.copy(copies)
             for ref, held in written:
                 self._write(held.memory, _expected(ref, BlockState.GRADIENTS))
                 self._changed[ref.address] = held
@@ -261,7 +262,7 @@ class PoolClient:
         self._held.clear()
         self._changed.clear()
         self._chosen.clear()
-        self._tensors.close()
+        self._own.close()
         for transport in self._transports.values():
             transport.close()
         unpin(self._pin)
@@ -335,7 +336,7 @@ class _Held:
     span: Span
     payload_bytes: int
     memory: memoryview = _NOTHING
-    views: list[torch.Tensor] = field(default_factory=list)
+    views: list[Any] = field(default_factory=list)
 
 
 def _by_transport(blocks: Iterable[_Held]) -> list[tuple[Transport, list[Span]]]:

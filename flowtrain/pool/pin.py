@@ -10,11 +10,10 @@ pageable, with one warning, and is missing in `pool/pinned_bytes`.
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections import Counter
 from typing import Any, NamedTuple
-
-import torch
 
 from flowtrain.pool.arena import FENCE_BYTES
 
@@ -35,9 +34,10 @@ def pin(memory: memoryview, chunk_bytes: int = FENCE_BYTES) -> Pinned:
     """Lock the pages of `memory`, as much of it as the driver allows; give what it returns to `unpin`.
 
     A process that has not touched a GPU locks nothing: that would make a device context in every CPU process of a GPU
-    node.
+    node. One without torch has not.
     """
-    if not memory.nbytes or not torch.cuda.is_available() or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    torch = sys.modules.get("torch")
+    if not memory.nbytes or torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
         return Pinned()
     start = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
     starts: list[int] = []
@@ -65,11 +65,15 @@ def unpin(pinned: Pinned) -> None:
 
 def _forget_refusal() -> None:
     """The driver keeps a refusal as its last error, which the next kernel would report: let a tiny one do so."""
+    import torch
+
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device="cuda")
 
 
 def _cudart() -> Any:
+    import torch
+
     return torch.cuda.cudart()  # type: ignore[no-untyped-call]
 
 

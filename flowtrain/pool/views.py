@@ -11,13 +11,14 @@ storage: a write into one block must not count as a change of another that it ha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cache, lru_cache
 from math import prod
 from typing import NamedTuple
 
 import torch
 
+from flowtrain.pool.arrays import Copy, OwnArrays
 from flowtrain.pool.block import HEADER_BYTES
 from flowtrain.types import TensorSpec
 
@@ -129,24 +130,30 @@ class SegmentTensors:
         self._memory = memoryview(b"")
 
 
-class Copies:
-    """Copies into blocks, gathered and made in one call: what a call costs is paid once for a whole unit or pack."""
+class TorchArrays:
+    """Payloads as tensors; implements `flowtrain.pool.arrays.Arrays`."""
 
-    def __init__(self) -> None:
-        self._targets: list[torch.Tensor] = []
-        self._sources: list[torch.Tensor] = []
+    def own(self, memory: memoryview) -> OwnArrays:
+        return SegmentTensors(memory)
 
-    def add(self, targets: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], position: int) -> None:
-        """Gradients over the tensors of a block, which have the same shapes; `position` is for messages."""
-        for target, tensor in zip(targets, tensors, strict=True):
-            _check_shape(tensor, target.shape, "gradients", position)
-        self._targets += targets
-        self._sources += tensors
+    def views(self, memory: memoryview, specs: tuple[TensorSpec, ...], payload_bytes: int) -> list[torch.Tensor]:
+        return views(memory, specs, payload_bytes)
 
-    def make(self) -> None:
-        """Copy, cast to the dtypes of the blocks; gradients are to be off."""
-        if self._targets:
-            torch._foreach_copy_(self._targets, self._sources)
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """All of them in one call: what a call costs is paid once for a whole unit or pack."""
+        into: list[torch.Tensor] = []
+        values: list[torch.Tensor] = []
+        for position, targets, sources in copies:
+            for target, source in zip(targets, sources, strict=True):
+                assert source.dtype == target.dtype, (
+                    f"gradient of position {position} is {source.dtype}, expected {target.dtype}"
+                )
+                _check_shape(source, target.shape, "gradients", position)
+            into += targets
+            values += sources
+        if into:
+            with torch.no_grad():
+                torch._foreach_copy_(into, values)
 
 
 def _check_shape(tensor: torch.Tensor, shape: tuple[int, ...], what: str, position: int) -> None:

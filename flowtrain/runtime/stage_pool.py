@@ -18,6 +18,7 @@ from pathlib import Path
 
 from flowtrain.config.schema import Config
 from flowtrain.plan import Plan
+from flowtrain.pool.arrays import Arrays
 from flowtrain.pool.client import PoolClient
 from flowtrain.pool.host import machine_name
 from flowtrain.pool.registry import Entry, register, run_name, start_of
@@ -50,11 +51,17 @@ def transport_warnings(config: Config, plan: Plan) -> list[str]:
 
 
 def make_pool(
-    config: Config, spec: StageSpec, segment: OwnSegment | None, *, local: bool, endpoint: bytes | None
+    config: Config,
+    spec: StageSpec,
+    segment: OwnSegment | None,
+    *,
+    local: bool,
+    endpoint: bytes | None,
+    arrays: Arrays | None = None,
 ) -> PoolClient:
     """The client of a process over its segment, None where the plan gives it none.
 
-    `endpoint`: how other processes of the cluster call this one.
+    `endpoint`: how other processes of the cluster call this one; `arrays`: as in `PoolClient`.
     """
     if config.cluster.address is None:
         keep_to_loopback()
@@ -67,6 +74,7 @@ def make_pool(
         checksum=config.pool.checksum,
         timeout_seconds=config.run.timeout_seconds,
         registration=entry,
+        arrays=arrays,
     )
 
 

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
 from flowtrain.plan import Layout
+from flowtrain.pool.arrays import Arrays
 from flowtrain.pool.pages import HugePages
 from flowtrain.pool.private import make_segment
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
@@ -284,9 +285,10 @@ class StageSlot:
         self._joined = spec.store is not None
         return groups
 
-    def _pool(self, config: Config, spec: StageSpec) -> Any:
+    def _pool(self, config: Config, spec: StageSpec, arrays: Arrays | None = None) -> Any:
+        """`arrays`: as in `PoolClient`."""
         from flowtrain.runtime.stage_pool import make_pool
 
         if self._reserved is not None:
             self.segment, self._reserved = self._reserved.result(), None
-        return make_pool(config, spec, self.segment, local=self.local, endpoint=self.endpoint)
+        return make_pool(config, spec, self.segment, local=self.local, endpoint=self.endpoint, arrays=arrays)
