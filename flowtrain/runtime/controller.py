@@ -174,14 +174,14 @@ class Controller:
                 raise type(error)(f"{error}, and the step did not end in time ({limit})")
 
     def _send(self) -> None:
+        """What is ready goes before another step is composed: ranks that were just updated wait for their packs."""
         if self._stop_step is not None and self.flow.version >= self._stop_step:
             return
-        if not self.stop.requested:
-            self._compose()
-            for phase, rows in ((Phase.TRAIN, self.feed), (Phase.EVAL, self.eval_rows)):
-                for request in rows.requests() if rows is not None else ():
-                    read = (phase, request.start, request.count, request.block)
-                    self._submit(Role.READER, request.reader, "read", *read)
+        self._order()
+        if not self.stop.requested and self._compose():
+            self._order()
+
+    def _order(self) -> None:
         for role, dp, order in self.flow.orders():
             payloads = self.feed.payloads.handles(order.blocks) if isinstance(order, PackOrder) else ()
             for rank in self.peers.ranks(role, dp):
@@ -242,8 +242,18 @@ class Controller:
 
     # --- composition --------------------------------------------------------------------------------------------------
 
-    def _compose(self) -> None:
-        """Append steps, and the evaluation passes due between them, to the order of need."""
+    def _compose(self) -> bool:
+        """Ask for rows, and append steps and the evaluation passes due between them to the order of need; whether there
+        are any."""
+        before = self._composed, self._eval_composed
+        self._append()
+        for phase, rows in ((Phase.TRAIN, self.feed), (Phase.EVAL, self.eval_rows)):
+            for request in rows.requests() if rows is not None else ():
+                read = (phase, request.start, request.count, request.block)
+                self._submit(Role.READER, request.reader, "read", *read)
+        return before != (self._composed, self._eval_composed)
+
+    def _append(self) -> None:
         while self._last_step is None and may_compose(self.flow, self._composed):
             if self._eval_due is not None:
                 if self.eval_rows is None or not self.eval_rows.ready:
