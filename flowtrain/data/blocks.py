@@ -69,3 +69,8 @@ class PayloadBlock:
         assert 0 <= index < len(self), f"sample {index} of a block of {len(self)}"
         place = slice(int(self.starts[index]), int(self.starts[index + 1]))
         return SampleTokens.of(self.input_ids[place].astype(np.int64), self.trained[place])
+
+
+def payload_number(phase: Phase, block: int) -> int:
+    """Number of a payload block over both phases: the blocks of either are kept in one place until they are trained."""
+    return 2 * block + (phase is Phase.EVAL)

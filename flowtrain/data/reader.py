@@ -12,7 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from flowtrain.config.schema import Config
-from flowtrain.data.blocks import BlockRead, PayloadBlock, SampleTokens
+from flowtrain.data.blocks import BlockRead, PayloadBlock, SampleTokens, payload_number
 from flowtrain.data.measure import Measure, open_measure
 from flowtrain.data.order import Order
 from flowtrain.data.sample import SampleBuilder, check_expansion
@@ -82,8 +82,3 @@ class ReaderStage:
             self._measure = open_measure(self.config)
             check_expansion(self._measure)
         return self._measure
-
-
-def payload_number(phase: Phase, block: int) -> int:
-    """Number of a payload block over both phases: the blocks of either are kept in one place until they are trained."""
-    return 2 * block + (phase is Phase.EVAL)

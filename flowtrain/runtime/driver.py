@@ -14,6 +14,7 @@ import argparse
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from flowtrain.config.loading import load_config
@@ -35,12 +36,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--limit-seconds", type=float, default=90.0, help="most time to measure for")
     arguments = parser.parse_args(argv)
     run_dir = arguments.config.resolve().parent
-    stop = StopRequest(deadline_seconds=25.0, echo_seconds=ECHO_SECONDS if inside() else 0.0)
-    try:
-        signal_on_parent_death(signal.SIGHUP)
-        stop.install()
-        stop.leave = lambda error: os._exit(write_error(run_dir, error).exit_code)
-        clear_error(run_dir)
+
+    def run(stop: StopRequest) -> None:
         config = load_config(arguments.config).config
         stop.deadline_seconds = config.run.stop_deadline_seconds
         if config.cluster.address is None:
@@ -49,8 +46,22 @@ def main(argv: list[str] | None = None) -> int:
             from flowtrain.runtime.profile_run import measure_to
 
             measure_to(config, run_dir, arguments.profile, arguments.limit_seconds, stop)
-            return 0
+            return
         execute(config, run_dir, arguments.resume, stop, dump=arguments.verify, replay=arguments.replay)
+
+    return ended(run_dir, run)
+
+
+def ended(run_dir: Path, run: Callable[[StopRequest], None]) -> int:
+    """Do what a driver is for, under its handlers of signals, and leave its error in `run_dir`; returns the exit code
+    of contract C11."""
+    stop = StopRequest(deadline_seconds=25.0, echo_seconds=ECHO_SECONDS if inside() else 0.0)
+    try:
+        signal_on_parent_death(signal.SIGHUP)
+        stop.install()
+        stop.leave = lambda error: os._exit(write_error(run_dir, error).exit_code)
+        clear_error(run_dir)
+        run(stop)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)

@@ -92,9 +92,12 @@ class RayExecutor:
         wanted = {(plan.role, plan.rank): plan for plan in ranks}
         self._run += 1
         self._answers, self._unanswered = queue.SimpleQueue(), {}
-        missing = [key for key in dict.fromkeys(map(self._host, wanted)) if key not in self._actors]
-        for key in missing:
-            self._actors[key] = self._place(wanted[key])
+        missing: dict[tuple[Role, int], RankPlan] = {}
+        for key, plan in wanted.items():
+            if self._host(key) not in self._actors:
+                missing.setdefault(self._host(key), plan)
+        for host, plan in missing.items():
+            self._actors[host] = self._place(plan)
         deadline = time.monotonic() + self.start_timeout_seconds
         waiting = {self._actors[key].pid.remote(): key for key in missing}
         while waiting:
@@ -111,21 +114,21 @@ class RayExecutor:
                     self._pids[key] = ray.get(ref)
                 except GONE as error:
                     raise LostProcessError(f"{role} {rank} died while starting: {_reason(error)}") from error
-        for role, rank in missing:
-            self._listen(self._actors[role, rank].watch.remote(), role, rank, "watch")
+        for host, plan in missing.items():
+            self._listen(self._actors[host].watch.remote(), None, plan.role, plan.rank, "watch")
 
     def _host(self, key: tuple[Role, int]) -> tuple[Role, int]:
-        """The rank after which the process of this one is named."""
+        """The process of a rank, named after one of its ranks."""
         role, rank = key
         return (Role.PRODUCER, rank) if self.colocated and role is Role.CONSUMER else key
 
     def add(self, ranks: Sequence[RankPlan]) -> None:
         for plan in ranks:
-            key = plan.role, plan.rank
-            if key not in self._actors:
-                actor = self._actors[key] = self._place(plan)
-                actor.pid.remote().future().add_done_callback(partial(self._note_pid, key))
-                self._listen(actor.watch.remote(), *key, "watch")
+            host = self._host((plan.role, plan.rank))
+            if host not in self._actors:
+                actor = self._actors[host] = self._place(plan)
+                actor.pid.remote().future().add_done_callback(partial(self._note_pid, host))
+                self._listen(actor.watch.remote(), None, plan.role, plan.rank, "watch")
 
     def remove(self, role: Role, rank: int) -> None:
         assert not self._unanswered.get((role, rank)), f"{role} {rank} is to end {self._doing(role, rank)}"
@@ -134,12 +137,18 @@ class RayExecutor:
         self._pids.pop((role, rank), None)
 
     def submit(self, role: Role, rank: int, method: str, *args: Any, payloads: Sequence[Any] = ()) -> None:
-        actor = self._actors[self._host((role, rank))]
+        value, payload = self._call((role, rank), method, args, payloads)
+        self._listen(value, payload, role, rank, method)
+
+    def _call(
+        self, key: tuple[Role, int], method: str, args: Sequence[Any], payloads: Sequence[Any]
+    ) -> tuple[Any, Any]:
+        """Where the answer will be, and for `read` the payload block beside it."""
+        actor = self._actors[self._host(key)]
         if method == "read":
             value, payload = actor.read.remote(args)
-            self._listen(value, role, rank, method, payload)
-        else:
-            self._listen(actor.call.remote(role.value, method, args, *payloads), role, rank, method)
+            return value, payload
+        return actor.call.remote(key[0].value, method, args, *payloads), None
 
     def next(self, timeout: float) -> Answer | None:
         try:
@@ -183,7 +192,7 @@ class RayExecutor:
         if future.exception() is None:
             self._pids[key] = future.result()
 
-    def _listen(self, ref: Any, role: Role, rank: int, method: str, payload: Any = None) -> None:
+    def _listen(self, ref: Any, payload: Any, role: Role, rank: int, method: str) -> None:
         host = self._host((role, rank))
         run, actor = self._run, self._actors[host]
         if method != "watch":
@@ -212,7 +221,7 @@ class RayExecutor:
             cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get(self._host((role, rank)))}):\n{error}")
             return cause
         if isinstance(error, GONE):
-            pid = self._pids.get((role, rank))
+            pid = self._pids.get(self._host((role, rank)))
             lost = LostProcessError(f"{role} {rank} (pid {pid}) died {self._doing(role, rank)}: {_reason(error)}")
             lost.add_note(f"Ray says: {error}")
             if said := self.cluster.last_words(pid):

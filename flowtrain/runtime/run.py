@@ -55,7 +55,7 @@ from flowtrain.runtime.rows import BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.runtime.stage_pool import transport_warnings
 from flowtrain.runtime.start import Checkpoint, all_ranks, start_stages
-from flowtrain.shapes import read_shape
+from flowtrain.shapes import ModelShape, read_shape
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.telemetry.sinks import OPENERS, Opener, open_sinks
@@ -76,15 +76,17 @@ def execute(
     dump: bool = False,
     executor: Executor | None = None,
     replay: Path | None = None,
+    shape: ModelShape | None = None,
+    plan: Plan | None = None,
 ) -> None:
     """Run to the end; raises what ended it.
 
     `resume`: a complete checkpoint folder. `dump`: write gradients and parameters of every step (verify). `executor`:
     one that the caller has started and will close; it must have a process for each rank of the plan. `replay`: the
-    decision log of a run to repeat.
+    decision log of a run to repeat. `shape`, `plan`: where they are not those of the config: on emulated devices.
     """
     state = read_state(resume) if resume else None
-    shape = read_shape(config.model.path)
+    shape = shape or read_shape(config.model.path)
     inventory = local_inventory()
     log = ReplayLog.read(replay) if replay else None
     with ExitStack() as stack:
@@ -92,7 +94,8 @@ def execute(
         rooms = [node.room for node in cluster.nodes] if cluster else None
         if rooms is not None:  # what is open could not be decided before
             config = decide(config, shape, inventory, known_stats(config.data.train), nodes=rooms).config
-        plan = make_plan(config, shape, inventory, rooms)
+        given = plan is not None
+        plan = plan or make_plan(config, shape, inventory, rooms)
         if state and config.allocation.replan == "auto":
             plan = with_producers(plan, state["producers"])
         limits = process_limits()
@@ -111,9 +114,10 @@ def execute(
         try:
             for note in resume_notes(config.train, state, total) if state else ():
                 ledger.line(note)
-            warnings = plan_warnings(config, plan, inventory) + transport_warnings(config, plan)
-            for warning in (*warnings, *limit_warnings(plan, limits)):
-                ledger.line(f"warning: {warning}")
+            if not given:  # of this machine, which has no such devices
+                warnings = plan_warnings(config, plan, inventory) + transport_warnings(config, plan)
+                for warning in (*warnings, *limit_warnings(plan, limits)):
+                    ledger.line(f"warning: {warning}")
             if log is not None and log.plan_differs(inputs.first_step + 1, plan_to_dict(plan)):
                 ledger.line(
                     "note: processes or threads differ from those of the log: losses may differ in the last bits"
