@@ -361,5 +361,6 @@ class Simulation:
             payload_bytes=system.payload_bytes,
             version=version,
             shards=system.producer_group,
+            packs_held=system.packs_held,
             colocated=system.colocated,
         )

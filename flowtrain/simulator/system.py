@@ -32,6 +32,7 @@ class System:
         trainable_encoder: gradients go back to the producers.
         reduced_roles: sides on which something trains.
         colocated: producer and consumer of a rank take turns on the same devices, whatever `exchange` says.
+        packs_held: packs that a consumer has at hand before its oldest is done (`Layout.packs_held`).
         segment_bytes: of the pool, of each producer.
         payload_bytes: of a sample's features.
         cores: of a machine whose ranks share them; None: every rank has a device of its own.
@@ -49,6 +50,7 @@ class System:
     consumer_group: int = 1
     producer_group: int = 1
     colocated: bool = False
+    packs_held: int = 1
     control: Control = Control()
     cores: Cores | None = None
     save_every: int | None = None
