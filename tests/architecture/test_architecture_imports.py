@@ -43,6 +43,7 @@ TORCH_FREE = (
     "flowtrain.telemetry.dashboard.serve",
     "flowtrain.telemetry.run_files",
     "flowtrain.telemetry.spans",
+    "flowtrain.emulate.slot",
     "flowtrain.cli.main",
 )
 
@@ -106,6 +107,11 @@ def test_the_check_sees_torch(repository: Path) -> None:
 def test_only_the_runtime_loads_ray(repository: Path) -> None:
     parts = "flowtrain.producer.stage, flowtrain.consumer.stage, flowtrain.pool.client, flowtrain.data.reader"
     code = f"import {parts}, flowtrain.models.backbone, flowtrain.update.updater, sys; print('ray' in sys.modules)"
+    assert fresh_interpreter(code, repository).strip() == "False"
+
+
+def test_no_process_of_an_emulated_run_loads_torch(repository: Path) -> None:
+    code = "import flowtrain.emulate.driver, flowtrain.emulate.executor, sys; print('torch' in sys.modules)"
     assert fresh_interpreter(code, repository).strip() == "False"
 
 
