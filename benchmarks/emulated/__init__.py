@@ -1,0 +1,1 @@
+"""Emulated devices under the real runtime: see `benchmarks.emulated.__main__`."""
