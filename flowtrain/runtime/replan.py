@@ -219,10 +219,8 @@ class Replan:
         are, `updating`: whether the update of one is under way."""
         if self._changing:
             return False
-        if self._next is None and self._ahead:
-            self._start(self._ahead[0].producers, caller)
-            self._decide(self._ahead.popleft(), caller)
-        elif self._next is None and self._wanted is not None and not self._starting:
+        self._follow(caller)
+        if self._next is None and self._wanted is not None and not self._starting:
             first = composed + 1 if self.config.trainable_encoder else caller.flow.first_unbegun
             self._decide(Change(first, self._wanted), caller)
             self._wanted = None
@@ -232,6 +230,12 @@ class Replan:
         return composed >= self._next.step and caller.flow.drained and not updating
 
     # --- the change ---------------------------------------------------------------------------------------------------
+
+    def _follow(self, caller: Caller) -> None:
+        """Decide on the next change of the log, where none is under way."""
+        if self._next is None and self._ahead:
+            self._start(self._ahead[0].producers, caller)
+            self._decide(self._ahead.popleft(), caller)
 
     def _decide(self, change: Change, caller: Caller) -> None:
         caller.flow.hold(change.step)
@@ -267,6 +271,7 @@ class Replan:
                 self.watch.drift.changed(after)
             caller.ledger.replanned(after, reports)
             self._next = None
+            self._follow(caller)  # before its step can begin
         finally:
             self._changing = False
 
