@@ -149,4 +149,4 @@ def measure(seed: int) -> Result:
 
 
 if __name__ == "__main__":
-    main("loading", measure)
+    main("loading", lambda options: measure(options.seed))

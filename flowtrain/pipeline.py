@@ -79,6 +79,7 @@ def cut_sections(costs: Sequence[float], head: float, num: int) -> tuple[Section
     for stops_of in reversed(least[1:]):
         bounds.append(-int(stops_of[bounds[-1]][1]))
     bounds.reverse()
+    assert sorted(set(bounds) | {0, len(costs)}) == bounds, f"{len(costs)} layers cut at {bounds}"
     return tuple(
         Section(start, stop, number, number == 0, number == num - 1)
         for number, (start, stop) in enumerate(pairwise(bounds))
@@ -88,6 +89,16 @@ def cut_sections(costs: Sequence[float], head: float, num: int) -> tuple[Section
 def own_sections(sections: Sequence[Section], rank: int, ranks: int) -> tuple[Section, ...]:
     """Those of a rank of the pipeline."""
     return tuple(sections[rank::ranks])
+
+
+def sections_text(sections: Sequence[Section], ranks: int) -> str:
+    """Who has which layers, all of them.
+
+    >>> sections_text(cut_sections([1, 1, 1, 1], 2, 2), 2)
+    'the pipeline has all 4 layers: 0-2 on rank 0, 3-3 on rank 1'
+    """
+    told = ", ".join(f"{s.start}-{s.stop - 1} on rank {s.number % ranks}" for s in sections)
+    return f"the pipeline has all {sum(s.stop - s.start for s in sections)} layers: {told}"
 
 
 def schedule(rank: int, ranks: int, sections: int, packs: int) -> list[Work]:

@@ -30,6 +30,11 @@ class Layout:
         return self.dp_replicate * self.dp_shard
 
     @property
+    def num_sections(self) -> int:
+        """Runs of neighbouring layers that a pipeline is cut into (`flowtrain.pipeline`)."""
+        return self.pp * self.vpp
+
+    @property
     def packs_held(self) -> int:
         """Packs that a data-parallel rank needs at hand to get to the end of the oldest (`flowtrain.pipeline`)."""
         return self.pp if self.vpp == 1 else 2 * self.pp

@@ -43,10 +43,10 @@ def _problems(layout: Layout, role: Role, shape: ModelShape) -> list[str]:
         )
     if role is Role.PRODUCER and (layout.cp, layout.pp, layout.ep, layout.vpp) != (1, 1, 1, 1):
         found.append("an encoder is cut by r, f and t only: c, p, v and e are the backbone's")
-    elif layout.pp * layout.vpp > shape.text.layers:
+    elif layout.num_sections > shape.text.layers:
         ways = f"p{layout.pp}" if layout.vpp == 1 else f"p{layout.pp}v{layout.vpp}"
         found.append(
-            f"{ways} cuts {shape.text.layers} layers of the {name} into {layout.pp * layout.vpp} sections: lower it"
+            f"{ways} cuts {shape.text.layers} layers of the {name} into {layout.num_sections} sections: lower it"
         )
     elif layout.vpp > 1 and layout.pp == 1:
         found.append(f"v{layout.vpp} is for the sections of a pipeline's rank, and p is 1: leave it out, or give p")

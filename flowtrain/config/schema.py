@@ -48,6 +48,7 @@ class ModelConfig(Section):
     attention: Literal["auto", "sdpa", "flash"] = Field(
         "auto", description="Kernel for packs; `auto`: flash on GPU if there."
     )
+    compile: bool = Field(False, description="Compile the backbone's layers with torch.compile, in the first packs.")
     trust_remote_code: bool = Field(False, description="Run Python code from the model folder.")
 
 

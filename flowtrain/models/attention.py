@@ -3,7 +3,7 @@
 The boundaries arrive as explicit keywords of the model's `forward`, which transformers hands down to the attention
 function:
 
-    model(..., pack_lengths=(7, 19, 4), pack_offsets=tensor([0, 7, 26, 30]), pack_blocks=ImageBlocks(…))
+    model(..., pack_lengths=Lengths([7, 19, 4]), pack_offsets=tensor([0, 7, 26, 30]), pack_blocks=ImageBlocks(…))
 
 | a token sees | where |
 |---|---|
@@ -34,6 +34,20 @@ from flowtrain.errors import PlanError
 
 SEGMENTS = "flowtrain_packs"
 VARLEN = "flowtrain_packs_varlen"
+
+
+class Lengths(Sequence[int]):
+    """Tokens of each sample of a pack. torch.compile takes a tuple apart, and would compile a layer again for every
+    number of samples; of this it knows the type only."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self._lengths = tuple(lengths)
+
+    def __len__(self) -> int:
+        return len(self._lengths)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._lengths[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +186,9 @@ def _exchanges(attention: torch.nn.Module) -> tuple[Exchange, ...]:
 
 
 def exchanged(kernel: Callable[..., tuple[torch.Tensor, None]]) -> Callable[..., tuple[torch.Tensor, None]]:
-    """The kernel, inside of a layer's exchanges."""
+    """The kernel, inside of a layer's exchanges. Never compiled: borders differ from pack to pack."""
 
+    @torch.compiler.disable
     def attention(
         module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, None]:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from flowtrain.config.schema import Config
-from flowtrain.models.attention import ImageBlocks
+from flowtrain.models.attention import ImageBlocks, Lengths
 from flowtrain.models.families import block_numbers, ordinary_ids, positions_of
 from flowtrain.models.features import encoder_outputs
 from flowtrain.models.half import Half
@@ -192,7 +192,7 @@ class BackboneHalf(Half):
                 blocks = (block_numbers(torch.cat([sample.input_ids for sample in samples]) == image),)
             else:
                 blocks = tuple(block_numbers(sample.input_ids == image) for sample in samples)
-        return {"pack_lengths": tuple(lengths), "pack_offsets": offsets, "pack_blocks": ImageBlocks(blocks)}
+        return {"pack_lengths": Lengths(lengths), "pack_offsets": offsets, "pack_blocks": ImageBlocks(blocks)}
 
     def _targets(self, samples: Sequence[PackSample]) -> tuple[torch.Tensor, torch.Tensor]:
         """Places in the pack, and what they predict: the next token of the same sample, where it has a label."""

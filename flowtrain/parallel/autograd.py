@@ -39,6 +39,7 @@ class _Pair(torch.autograd.Function):
         return ctx.back(grad, ctx.group), None, None, None
 
 
+@torch.compiler.disable
 def paired(x: torch.Tensor, group: Any, ahead: Collective, back: Collective) -> torch.Tensor:
     """`ahead(x, group)`, whose gradient goes through `back`; both are called by every rank of the group."""
     out: torch.Tensor = _Pair.apply(x, group, ahead, back)

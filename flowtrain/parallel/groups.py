@@ -16,7 +16,17 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from flowtrain.parallel.mesh import AXES, DATA_AXES, PEER_AXES, SUMMED_AXES, coordinates, degrees, expert_lines, lines
+from flowtrain.parallel.mesh import (
+    AXES,
+    DATA_AXES,
+    PEER_AXES,
+    SUMMED_AXES,
+    Axis,
+    coordinates,
+    degrees,
+    expert_lines,
+    lines,
+)
 from flowtrain.parallel.pieces import Axes
 from flowtrain.plan import Layout
 
@@ -44,6 +54,12 @@ class Groups:
         """The group over these axes, None for one rank."""
         wide = tuple(axis for axis in axes if degrees(self.layout)[axis] > 1)
         return self.by_axes[wide] if wide else None
+
+    def carrying(self, axis: Axis) -> Any:
+        """The group over one axis for tensors that lie on the side's devices; None for one rank."""
+        if self.mesh is None or degrees(self.layout)[axis] == 1:
+            return None
+        return self.mesh[axis].get_group()
 
     @property
     def whole(self) -> Any:

@@ -69,7 +69,7 @@ class Holding:
         part, cut = whole_tensor(tensor), self._cut(name)
         if cut is None or part.dim() == 0:
             return part
-        return whole_of(part, cut, self.groups.experts if name in self.experts.cuts else self.groups.over(("tp",)))
+        return whole_of(part, cut, self.groups.experts if name in self.experts.cuts else self.groups.carrying("tp"))
 
     def gathered(self, tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """All of each tensor, on the first rank of the first place in the pipeline that holds it; every rank calls."""

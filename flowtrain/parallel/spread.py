@@ -49,7 +49,7 @@ class SideSpread:
             self.holding = replace(self.holding, stages=stages)
         if layout.tp > 1:
             plan = plan_tensor(describe(half), layout.tp, f"layout t{layout.tp}")
-            apply_tensor(half, plan, groups.over(("tp",)), self.timeout_seconds)
+            apply_tensor(half, plan, groups.carrying("tp"), self.timeout_seconds)
             self.holding = replace(self.holding, plan=plan)
         if layout.ep > 1:
             self.holding = replace(self.holding, experts=apply_experts(half, groups.experts))

@@ -163,7 +163,8 @@ def _group_of_sharers(plan: TensorPlan, group: Any, timeout_seconds: float) -> A
         return None
     ranks = [dist.get_global_rank(group, rank) for rank in sharing.sharers(dist.get_rank(group))]
     timeout = timedelta(seconds=timeout_seconds)
-    return dist.new_group(ranks, timeout=timeout, use_local_synchronization=True)
+    backend = dist.get_backend(group)
+    return dist.new_group(ranks, timeout=timeout, backend=backend, use_local_synchronization=True)
 
 
 def _join(model: nn.Module, region: Region, plan: TensorPlan, group: Any, sharers: Any) -> None:

@@ -36,6 +36,7 @@ from flowtrain.messages import (
     UpdateReport,
 )
 from flowtrain.models.encoder import EncoderHalf
+from flowtrain.models.half import torch_dtype
 from flowtrain.pool.client import PoolClient, Put
 from flowtrain.producer import faults
 from flowtrain.shapes import feature_specs, payload_bytes
@@ -200,7 +201,8 @@ class ProducerStage:
         if self.leads:
             of_samples = [[gradient.clone() for gradient in grads] for grads in self.pool.gradients(refs)]
         else:
-            of_samples = [[torch.empty(f.shape, dtype=f.dtype) for f in of_sample] for of_sample in features]
+            dtype = torch_dtype(self.config.model.dtype)  # that of the pool, which features had not yet
+            of_samples = [[torch.empty(f.shape, dtype=dtype) for f in of_sample] for of_sample in features]
         for gradient in (gradient for grads in of_samples for gradient in grads):
             dist.broadcast(gradient, group=self.peers, group_src=0)
         return of_samples

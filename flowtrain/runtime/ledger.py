@@ -17,14 +17,17 @@ from typing import Any
 from flowtrain.allocator.drift import Proposal
 from flowtrain.config.schema import Config
 from flowtrain.errors import EXIT_DONE
+from flowtrain.flops import section_costs
 from flowtrain.messages import PackTrained, UnitEncoded, UnitsReturned, UpdateReport
 from flowtrain.packing.fit import Fitted
+from flowtrain.pipeline import cut_sections, sections_text
 from flowtrain.plan import Plan
 from flowtrain.runtime.decisions import Choice
 from flowtrain.runtime.executor import StageReport
 from flowtrain.runtime.pace import Pace
 from flowtrain.runtime.step_book import StepBook
 from flowtrain.runtime.step_end import StepResult
+from flowtrain.runtime.unreached import STEPS, Unreached
 from flowtrain.shapes import ModelShape
 from flowtrain.telemetry.console import Progress, format_seconds
 from flowtrain.telemetry.fatal import exit_code_of
@@ -69,6 +72,7 @@ class Ledger:
         self._total = total
         self._pace = Pace()
         self._told_fit = False
+        self._unreached = Unreached(())
         self._before_seconds = self.totals.wall_seconds
         self._started = self._step_start = time.monotonic()
 
@@ -95,8 +99,12 @@ class Ledger:
         colocated = self.plan.placement == "colocated"
         self.fleet = Fleet(peaks[Role.PRODUCER], peaks[Role.CONSUMER], self.config.cut, colocated)
         rows = [row for side in sides.values() for row in side[0].parameters]
+        self._unreached = Unreached(dict.fromkeys(row.module for row in rows if row.trainable))
         if self.config.telemetry.progress != "off":
             self.line(startup_tables(rows, self.plan, sample_text))
+            layout = self.plan.consumers.layout
+            if layout.pp > 1:
+                self.line(sections_text(cut_sections(*section_costs(self.shape.text), layout.num_sections), layout.pp))
         self._step_start = time.monotonic()
 
     def composed(self, step: Step, skipped: Iterable[SkippedRow], choice: Choice) -> None:
@@ -182,6 +190,12 @@ class Ledger:
             for pack in book.step.packs:
                 ids = [sample.id for sample in pack.samples if sample.position not in book.bad]
                 self.files.samples(index, pack.rank, pack.slot, ids)
+        if metrics.trained_tokens:
+            for module in self._unreached.saw(metrics.module_norms, metrics.vision_tokens > 0):
+                self.line(
+                    f"warning: step {index}: the {module.value} trains, and its gradient has been 0 in the last "
+                    f"{STEPS} steps that reach it: look for what cuts it off, or name it in train.freeze"
+                )
         for row in (*book.skipped, *book.bad.values()):
             if row.reason not in self.totals.skipped:
                 self.line(f"skipped row {row.id}: {row.detail} ({row.reason}); summary.json counts others like it")

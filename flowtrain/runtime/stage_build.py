@@ -21,6 +21,7 @@ from flowtrain.data.sources import open_source
 from flowtrain.errors import PlanError
 from flowtrain.flops import section_costs
 from flowtrain.models.backbone import BackboneHalf
+from flowtrain.models.compiled import compile_layers
 from flowtrain.models.encoder import EncoderHalf
 from flowtrain.models.half import Half
 from flowtrain.models.leak import check_packing
@@ -98,7 +99,9 @@ def build_consumer(spec: StageSpec, config: Config, groups: Groups, make_pool: M
             f"that share its parameters must run as many forwards each: use copies, such as r2"
         )
     if groups.layout.cp > 1:
-        apply_context(half, groups.over(("cp",)))
+        apply_context(half, groups.carrying("cp"))
+    if config.model.compile:
+        compile_layers(half.model, half.device)
     stage = ConsumerStage(
         dp_rank(spec.layout, spec.rank_plan.rank),
         config,
@@ -132,7 +135,7 @@ def _sections(config: Config, layout: Layout) -> tuple[Section, ...]:
     if layout.pp == 1:
         return ()
     text = read_shape(config.model.path).text
-    return cut_sections(*section_costs(text), layout.pp * layout.vpp)
+    return cut_sections(*section_costs(text), layout.num_sections)
 
 
 def _updater(half: Half, spec: StageSpec, config: Config, holding: Holding) -> Updater | None:

@@ -21,7 +21,7 @@ from flowtrain.types import Module, Role, SkippedRow, Step
 
 @dataclass(slots=True)
 class StepBook:
-    """Mappings are by rank."""
+    """Mappings are by data-parallel rank, of which the first process speaks for all."""
 
     step: Step
     skipped: tuple[SkippedRow, ...]
@@ -86,7 +86,8 @@ class StepBook:
         whole = [pack for pack in step.packs if pack.cost and not any(s.position in self.bad for s in pack.samples)]
         times = [(pack.cost, self.pack_seconds[pack.slot, pack.rank]) for pack in whole]
         producers = range(len(plan.producers.leading))
-        waiting = Role.CONSUMER if config.trainable_encoder else None
+        waited = {rank: report.waited for (role, rank), report in updates.items() if role is Role.CONSUMER}
+        consumers = {dp: waited[rank.rank] for dp, rank in enumerate(plan.consumers.leading) if rank.rank in waited}
         return StepMetrics(
             step=step.index,
             epoch=step.epoch,
@@ -102,7 +103,7 @@ class StepBook:
             num_packs=len(step.packs),
             capacity_tokens=len(step.packs) * config.packing.max_tokens,
             starvation=self.starvation,
-            gradient_wait={rank: report.waited for (role, rank), report in updates.items() if role is waiting},
+            gradient_wait=consumers if config.trainable_encoder else {},
             stall=self.stall,
             producer_seconds={rank: self.producer_seconds.get(rank, 0.0) for rank in producers},
             consumer_seconds=self.consumer_seconds,

@@ -21,6 +21,7 @@ from flowtrain.consumer.pack_run import PackRun
 from flowtrain.data.measure import prepare
 from flowtrain.messages import PackOrder, UpdateOrder
 from flowtrain.models.backbone import BackboneHalf, PackSample
+from flowtrain.models.compiled import compile_layers
 from flowtrain.models.encoder import EncoderHalf
 from flowtrain.models.leak import check_packing
 from flowtrain.models.loading import ensure_weights
@@ -134,22 +135,30 @@ def run_backbone(group: Any, path: Path, axis: Literal["tp", "cp"]) -> dict[str,
     return errors | _gradient_errors(backbone, plan, group, case)
 
 
-def run_layout(group: Any, path: Path, layout: str, freeze: tuple[str, ...] = ()) -> dict[str, float]:
+def run_layout(
+    group: Any, path: Path, layout: str, freeze: tuple[str, ...] = (), kind: str = "cpu", compiled: bool = False
+) -> dict[str, float]:
     """The backbone over several axes, each layer computed again in the backward. Every row is a pack of its own, dealt
-    to the data-parallel ranks in turn; a rank without one runs tokens that nothing is trained on."""
-    case: Case = torch.load(path, weights_only=False)
-    _, backbone = _halves(case.folder, case.run_dir)
+    to the data-parallel ranks in turn; a rank without one runs tokens that nothing is trained on. `kind` of device: a
+    rank has its own."""
+    device = CPU if kind == "cpu" else torch.device(kind, dist.get_rank(group))
+    if device is not CPU:
+        torch.cuda.set_device(device)
+    case: Case = torch.load(path, weights_only=False, map_location=device)
+    _, backbone = _halves(case.folder, case.run_dir, device)
     for name, module in backbone.module_of().items():
         backbone.model.get_parameter(name).requires_grad_(module not in freeze)
     backbone.model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-    groups = join_groups(layout_of(layout), dist.get_rank(group), CPU, 30.0)
+    groups = join_groups(layout_of(layout), dist.get_rank(group), device, 30.0)
     of = groups.layout
     num_layers = backbone.model.config.get_text_config().num_hidden_layers
     spread = SideSpread(groups, 30.0, cut_sections([1.0] * num_layers, 0.5, of.pp * of.vpp))
     spread.cut(backbone)
     assert check_packing(backbone) == "packed"
     if of.cp > 1:
-        apply_context(backbone, groups.over(("cp",)))
+        apply_context(backbone, groups.carrying("cp"))
+    if compiled:
+        compile_layers(backbone.model, device, "aot_eager")
     holding = spread.holding
     trainable = backbone.trainable_names()
     held, modules = backbone.parameters_by_name(), backbone.module_of()
@@ -158,7 +167,7 @@ def run_layout(group: Any, path: Path, layout: str, freeze: tuple[str, ...] = ()
     packs = [[sample] for sample in _samples(case, leaves)]
     packs += [[backbone.stand_in()]] * (-len(packs) % of.dp_degree)
     mine = packs[dp_rank(of, groups.rank) :: of.dp_degree]
-    links = Links(groups, CPU) if of.pp > 1 else None
+    links = Links(groups, device) if of.pp > 1 else None
     order = PackOrder(Phase.TRAIN, 1, Pack(0, 0, (), (), 0, 0), (), (), True, len(mine))
     runs = [PackRun(order, (), samples, {}, backbone, links) for samples in mine]
     for work in schedule(holding.stage, of.pp, of.vpp, len(mine)):
@@ -185,7 +194,7 @@ def run_layout(group: Any, path: Path, layout: str, freeze: tuple[str, ...] = ()
 
 
 def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) -> dict[str, float]:
-    """A step, a checkpoint, and the checkpoint in a process that holds everything: parameters and moments of both."""
+    """A step, a checkpoint, and the checkpoint in a process that holds everything, and in these ranks once more."""
     updater.update(UpdateOrder(1, 1.0, 1.0, dict.fromkeys(Module, 0.1), True, None))
     updater.save(folder)
     dist.barrier(group)
@@ -195,9 +204,8 @@ def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) ->
     alone.load([folder])
     errors = {"step": float(alone.step != 1)}
     for name, parameter in updater.parameters.items():
-        errors[f"saved {name}"] = _error(
-            updater.holding.whole(name, parameter.detach()), alone.parameters[name].detach()
-        )
+        whole = updater.holding.whole(name, parameter.detach()).cpu()
+        errors[f"saved {name}"] = _error(whole, alone.parameters[name].detach())
     held = {name: local_tensor(parameter.detach()) for name, parameter in updater.parameters.items()}
     before = {name: tensor.clone() for name, tensor in held.items()}
     for tensor in held.values():
@@ -206,20 +214,20 @@ def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) ->
     return errors | {f"loaded {name}": _error(tensor, before[name]) for name, tensor in held.items()}
 
 
-def _halves(folder: Path, run_dir: Path) -> tuple[EncoderHalf, BackboneHalf]:
+def _halves(folder: Path, run_dir: Path, device: torch.device = CPU) -> tuple[EncoderHalf, BackboneHalf]:
     """Weights from the seed, but none that are all alike: norms of ones and projections of zeros would hide faults."""
     config = config_of(folder, run_dir)
     weights = ensure_weights(config)
     halves = (
-        EncoderHalf.load(folder, weights, config, CPU, "float64"),
-        BackboneHalf.load(folder, weights, config, CPU, "float64"),
+        EncoderHalf.load(folder, weights, config, device, "float64"),
+        BackboneHalf.load(folder, weights, config, device, "float64"),
     )
     generator = torch.Generator().manual_seed(7)
     for half in halves:
         for parameter in half.parameters_by_name().values():
             if bool((parameter == parameter.flatten()[0]).all()):
                 noise = torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
-                parameter.data.add_(noise, alpha=0.1)
+                parameter.data.add_(noise.to(device), alpha=0.1)
     return halves
 
 

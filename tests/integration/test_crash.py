@@ -17,6 +17,7 @@ import psutil
 import pytest
 from busy import allowed
 from launched import Launch, until
+from tiny_families import make_family
 
 SLOW = ("checkpoint.every=2", "debug.delays.consumer_pack_ms={0: 50}")
 
@@ -25,14 +26,18 @@ ENDS_IN_SECONDS = 15.0
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("crash") / "run"
+    """Beside it is the model, which has experts, so that every letter of a layout has something to cut."""
+    folder = tmp_path_factory.mktemp("crash")
+    make_family("qwen3_vl_moe", folder / "model")
+    return folder / "run"
 
 
 @contextmanager
 def running(run_dir: Path, *overrides: str) -> Iterator[Launch]:
     """The run, started or gone on with, once it has written another checkpoint."""
     whole = sorted(run_dir.glob("checkpoints/step-*/complete.json"))
-    with Launch("digits", run_dir, *SLOW, *overrides, resume="latest" if whole else None) as launch:
+    overrides = (f"model.path={run_dir.parent / 'model'}", *SLOW, *overrides)
+    with Launch("digits", run_dir, *overrides, resume="latest" if whole else None) as launch:
         begun = max(launch.checkpoints(), default=0)
         launch.until(lambda: max(launch.checkpoints(), default=0) > begun, "a new checkpoint")
         launch.processes()
@@ -51,9 +56,10 @@ def starting(run_dir: Path) -> Iterator[tuple[Launch, psutil.Process]]:
     ("victim", "layouts"),
     [
         ("producer 0", ()),
-        ("consumer 0", ()),
         ("producer 1", ("producers.layout=f2", "consumers.layout=f2")),
-        ("consumer 1", ("producers.layout=r2", "consumers.layout=f2")),
+        ("consumer 1", ("producers.layout=r2", "consumers.layout=f2e2")),
+        ("consumer 1", ("producers.layout=t2", "consumers.layout=t2")),
+        ("consumer 0", ("producers.layout=r1", "consumers.layout=c2")),
         ("consumer 0", ("producers.layout=r1", "consumers.layout=p2")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "r1",
@@ -123,7 +129,12 @@ def test_the_run_can_be_gone_on_with_to_its_end(run_dir: Path) -> None:
     torn = run_dir / "checkpoints" / f"step-{last + 1}"
     torn.mkdir(parents=True, exist_ok=True)
     (torn / "state.json").write_text("{}")
-    overrides = ("mode=monolithic", f"train.max_steps={last + 3}", "checkpoint.every=2")
+    overrides = (
+        f"model.path={run_dir.parent / 'model'}",
+        "mode=monolithic",
+        f"train.max_steps={last + 3}",
+        "checkpoint.every=2",
+    )
     with Launch("digits", run_dir, *overrides, resume="latest" if whole else None) as launch:
         assert launch.launcher.wait(timeout=120) == 0, launch.err
         launch.processes()

@@ -108,3 +108,9 @@ def test_experts_on_several_ranks(family: str, layout: str, ranks: Ranks, case_o
 
 def test_a_frozen_backbone_hands_gradients_through(ranks: Ranks, case_of: Callable[[str], Path]) -> None:
     assert_equal("qwen3_vl", ranks.call(run_layout, case_of("qwen3_vl"), "r2p2", ("backbone",), world_size=4))
+
+
+def test_compiled_layers_in_pieces(ranks: Ranks, case_of: Callable[[str], Path]) -> None:
+    """Traced and run as traced, with torch's own kernels: what is made of a trace is torch's."""
+    of_ranks = ranks.call(run_layout, case_of("qwen3_vl"), "f2t2", (), "cpu", True, world_size=4)
+    assert_equal("qwen3_vl", of_ranks)

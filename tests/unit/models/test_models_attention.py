@@ -92,6 +92,7 @@ def test_kernel_follows_device_and_dtype() -> None:
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
 def test_variable_length_kernel_agrees_with_segments() -> None:
+    """On a CPU `test_equals_one_masked_square` holds for segments, which this kernel replaces."""
     lengths = (1, 17, 40, 6)
     offsets = torch.tensor([0, 1, 18, 58, 64], dtype=torch.int32, device="cuda")
     projections = [t.to("cuda", torch.bfloat16) for t in _projections(64, 4, 2, 5)]

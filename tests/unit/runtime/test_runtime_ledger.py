@@ -15,6 +15,8 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import DataError
 from flowtrain.messages import PackTrained, PoolUse, UnitEncoded, UnitsReturned, UpdateReport
 from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
+from flowtrain.parallel.mesh import dp_rank
+from flowtrain.plan import layout_of
 from flowtrain.runtime.decisions import Choice
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.pace import Pace
@@ -67,14 +69,18 @@ def make_ledger(digits: Path, tmp_path: Path) -> Iterator[Callable[..., Ledger]]
     stack = ExitStack()
 
     def make(
-        state: dict[str, Any] | None = None, resume_step: int | None = None, producers: int = 1, recompute: bool = False
+        state: dict[str, Any] | None = None,
+        resume_step: int | None = None,
+        producers: int = 1,
+        recompute: bool = False,
+        consumers: str = "r2",
     ) -> Ledger:
         config = Config.model_validate(
             {
                 "run": {"dir": tmp_path},
                 "model": {"path": digits / "model"},
                 "data": {"train": digits / "data/train.parquet"},
-                "consumers": {"num": 2},
+                "consumers": {"layout": consumers},
                 "producers": {"num": producers, "backward": "recompute" if recompute else "keep"},
                 "train": {"gradient_checkpointing": recompute},
                 "packing": {"max_tokens": SPEC.max_tokens},
@@ -204,6 +210,23 @@ def test_a_trainable_encoders_tail_counts_as_waiting(make_ledger: Callable[..., 
     carry_out(ledger, step, {})
     ledger._books[1].seconds = 100.0
     ledger.record(1, UPDATES, {})
+    [record] = lines(tmp_path / "metrics.jsonl")
+    packs = sum(pack.rank == 1 for pack in step.packs)
+    assert record["mfu/gap_to_llm_only(%)"] == pytest.approx(0.5 * packs + 0.5)
+
+
+@pytest.mark.parametrize("layout", ["r2t2", "r2p2", "f2c2"])
+def test_ranks_of_one_data_parallel_rank_wait_once(
+    make_ledger: Callable[..., Ledger], tmp_path: Path, layout: str
+) -> None:
+    """Four processes are two data-parallel ranks; the second, which is busy longest, waits 0.5 s and the first 0.25."""
+    ledger, step = make_ledger(consumers=layout), steps()[0]
+    ledger.composed(step, [], MODEL)
+    carry_out(ledger, step, {})
+    ledger._books[1].seconds = 100.0
+    waits = {rank: 0.25 if dp_rank(layout_of(layout), rank) == 0 else 0.5 for rank in range(4)}
+    reports = {(Role.CONSUMER, rank): UpdateReport(1, 2**28, waited=waited) for rank, waited in waits.items()}
+    ledger.record(1, reports, {})
     [record] = lines(tmp_path / "metrics.jsonl")
     packs = sum(pack.rank == 1 for pack in step.packs)
     assert record["mfu/gap_to_llm_only(%)"] == pytest.approx(0.5 * packs + 0.5)
