@@ -3,6 +3,7 @@
 | key of a side | binds |
 |---|---|
 | `num`, `layout` | the layout |
+| `gradient_checkpointing`, also of `train` | whether layers run again in the backward |
 | `threads` | cores of a process; colocated, where both sides are one process, the larger of the two. Nothing on a GPU |
 """
 
@@ -45,7 +46,7 @@ def given_threads(config: Config, role: Role, placement: str) -> int | None:
 def bound_side(config: Config, role: Role, most: int | None = None) -> Side:
     """The side as the config binds it, and at most so many copies of what is open."""
     placement = "auto" if config.allocation.placement == "auto" else config.placement
-    return Side(given_layout(config, role), given_threads(config, role, placement), most)
+    return Side(given_layout(config, role), given_threads(config, role, placement), most, config.recompute(role))
 
 
 def bound_scope(config: Config) -> Scope:
@@ -56,11 +57,13 @@ def bound_scope(config: Config) -> Scope:
 def bound_note(config: Config) -> list[str]:
     """The sentence on what is set; none where all is open."""
     keys = [
-        f"{role}s.{name}: {value}"
+        f"{role}s.{name}: {str(value).lower()}"
         for role in SIDES
-        for name in ("num", "layout", "threads")
+        for name in ("num", "layout", "threads", "gradient_checkpointing")
         if (value := getattr(side_of(config, role), name)) is not None
     ]
+    if (value := config.train.gradient_checkpointing) is not None:
+        keys.append(f"train.gradient_checkpointing: {str(value).lower()}")
     if not keys:
         return []
     first = keys[0].partition(":")[0]

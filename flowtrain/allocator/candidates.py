@@ -10,7 +10,7 @@
 | dp_shard f | powers of two that divide the replicas, and the replicas themselves |
 | ep | 1; powers of two that divide the experts and f·c |
 | pack tokens | those of the job that hold the longest sample |
-| recompute | all three where a backward runs, else none |
+| recompute | none; full too where a backward runs; what is given |
 | threads | on a CPU what is given, else powers of two up to the cores of a node, and all of them; on GPUs 1 |
 
 An encoder is at most a few billion parameters, so cp, pp and ep are the backbone's only. Microbatches ≥ pp is checked
@@ -25,6 +25,7 @@ from itertools import product
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from flowtrain.allocator.hardware import NodePool
 from flowtrain.allocator.load import RECOMPUTE, CandidateTable, Integers, ModuleLoad
@@ -38,11 +39,20 @@ BLOCK_ROWS = 8192
 
 @dataclass(frozen=True, slots=True)
 class Side:
-    """What is decided already for a role: layout, threads of a process on a CPU, the most copies."""
+    """What is decided already for a role.
+
+    Attributes:
+        threads: of a process on a CPU.
+        most: packs that run together at most: copies, times the packs that a pipeline holds.
+        recompute: whether layers run again in the backward.
+        copies_only: candidates that need no cutting of the module (rN).
+    """
 
     layout: Layout | None = None
     threads: int | None = None
     most: int | None = None
+    recompute: bool | None = None
+    copies_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +60,11 @@ class Scope:
     """Part of the search space.
 
     Attributes:
-        replicas_only: candidates that need no cutting of the module (rN).
         devices: candidates of just so many; `least`: of so many at least, `least_recomputed` those with full recompute.
         coarse: some numbers of replicas, pp in powers of two and the extremes of ep only: a first look.
         fine: (tp, cp, pp) of which a coarse scope has everything all the same.
     """
 
-    replicas_only: bool = False
     devices: int | None = None
     least: int = 1
     least_recomputed: int = 1
@@ -164,20 +172,21 @@ def _joined(pieces: Sequence[_Piece]) -> CandidateTable:
 def _pieces(
     load: ModuleLoad, pool: NodePool, step_samples: int, pack_tokens: Sequence[int], scope: Scope
 ) -> Iterator[_Piece]:
-    replicas_only, devices, side = scope.replicas_only, scope.devices, scope.side(load.role)
+    devices, side = scope.devices, scope.side(load.role)
     layout = side.layout
     holding = sorted((size for size in pack_tokens if size >= load.longest_tokens), reverse=True)
-    recomputes = range(len(RECOMPUTE)) if load.needs_backward and not replicas_only else range(1)
+    recomputes = _recomputes(load, side.recompute)
     light, full = ([kind for kind in recomputes if (RECOMPUTE[kind] == "full") == whole] for whole in (False, True))
-    for tp, cp, pp, threads in _models(load, pool, replicas_only, side.threads):
+    for tp, cp, pp, threads in _models(load, pool, side):
         one = tp * cp * pp * threads
         if layout is not None and (tp, cp, pp) != (layout.tp, layout.cp, layout.pp):
             continue
-        most = min((devices or pool.devices) // one, step_samples, side.most or step_samples)
+        together = step_samples if side.most is None else side.most // pp
+        most = min((devices or pool.devices) // one, step_samples, together)
         fewest = -(-scope.least // one)
         if most < max(1, fewest) or (devices is not None and (devices % one or devices // one > most)):
             continue
-        replicas, shards = _shards(most, replicas_only)
+        replicas, shards = _shards(most, side.copies_only)
         if devices is not None:
             exact = replicas == devices // one
             replicas, shards = replicas[exact], shards[exact]
@@ -193,7 +202,7 @@ def _pieces(
         if fewest > 1:
             enough = replicas >= fewest
             replicas, shards = replicas[enough], shards[enough]
-        degrees = _ep(load, replicas_only)
+        degrees = _ep(load, side.copies_only)
         for ep in sorted({1, max(degrees)}) if coarse else degrees:
             divided = shards * cp % ep == 0
             if not divided.any() or (layout is not None and ep != layout.ep):
@@ -201,17 +210,35 @@ def _pieces(
             interleaved = _vpp(load, pp) if layout is None else [layout.vpp]
             enough = divided & (replicas >= -(-scope.least_recomputed // one))
             for kinds, rows in ((light, divided), (full, enough)):
-                fixed = [(tp, cp, pp, vpp, ep, *rest, threads) for vpp, *rest in product(interleaved, holding, kinds)]
-                if fixed and rows.any():
-                    yield _Piece((replicas // shards)[rows], shards[rows], np.array(fixed, dtype=np.int64))
+                for sections, within in _by_packs_held(interleaved, replicas, pp, side.most):
+                    fixed = [(tp, cp, pp, v, ep, *rest, threads) for v, *rest in product(sections, holding, kinds)]
+                    kept = rows & within
+                    if fixed and kept.any():
+                        yield _Piece((replicas // shards)[kept], shards[kept], np.array(fixed, dtype=np.int64))
 
 
-def _models(
-    load: ModuleLoad, pool: NodePool, replicas_only: bool, given_threads: int | None
-) -> Iterator[tuple[int, int, int, int]]:
+def _recomputes(load: ModuleLoad, given: bool | None) -> Sequence[int]:
+    if not load.needs_backward:
+        return [0]
+    return range(len(RECOMPUTE)) if given is None else [int(given)]
+
+
+def _by_packs_held(
+    interleaved: Sequence[int], replicas: Integers, pp: int, most: int | None
+) -> Iterator[tuple[Sequence[int], npt.NDArray[np.bool_]]]:
+    """Values of vpp with the rows whose packs that run together are not too many: all, or those of each apart."""
+    every = np.ones(len(replicas), dtype=bool)
+    if most is None or pp == 1:
+        yield interleaved, every
+        return
+    for vpp in interleaved:
+        yield [vpp], replicas * Layout(pp=pp, vpp=vpp).packs_held <= most
+
+
+def _models(load: ModuleLoad, pool: NodePool, side: Side) -> Iterator[tuple[int, int, int, int]]:
     """(tp, cp, pp, threads) of one copy of the module."""
-    for threads in thread_counts(pool, given_threads):
-        if replicas_only:
+    for threads in thread_counts(pool, side.threads):
+        if side.copies_only:
             yield 1, 1, 1, threads
             continue
         for tp in tensor_degrees(load, pool.node.devices // threads):
@@ -220,10 +247,10 @@ def _models(
                     yield tp, cp, pp, threads
 
 
-def _shards(most: int, replicas_only: bool) -> tuple[Integers, Integers]:
+def _shards(most: int, copies_only: bool) -> tuple[Integers, Integers]:
     """(replicas, dp_shard) for all numbers of replicas up to `most`."""
     every = np.arange(1, most + 1, dtype=np.int64)
-    if replicas_only:
+    if copies_only:
         return every, np.ones_like(every)
     replicas, shards = [], []
     for shard in powers_of_two(most):
@@ -238,7 +265,7 @@ def _vpp(load: ModuleLoad, pp: int) -> list[int]:
     return [vpp for vpp in VIRTUAL_STAGES if vpp == 1 or (pp > 1 and load.layers % (pp * vpp) == 0)]
 
 
-def _ep(load: ModuleLoad, replicas_only: bool) -> list[int]:
-    if not load.experts or replicas_only:
+def _ep(load: ModuleLoad, copies_only: bool) -> list[int]:
+    if not load.experts or copies_only:
         return [1]
     return [ep for ep in powers_of_two(load.experts) if load.experts % ep == 0]

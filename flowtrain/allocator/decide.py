@@ -5,7 +5,8 @@
 | key | bound when | else |
 |---|---|---|
 | `allocation.placement` | it names one, or the mode does | `auto`: the one with the higher predicted rate |
-| `num`, `layout`, `threads` of a side | set | what the policy gives, among what launch runs: data-parallel copies |
+| `num`, `layout`, `threads` of a side | set | what the policy gives, of what launch runs (`runnable`); a CPU: copies |
+| `gradient_checkpointing` | set | on where the memory asks for it |
 
 With a profile the rates are predictions from what was measured on this machine (`predict`); without one, those of the
 throughput model. The result is a config in which nothing is open, so that deciding again changes nothing. On a
@@ -16,37 +17,23 @@ is not joined yet, one GPU for two sides, GPUs that are unknown or of several ki
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from flowtrain.allocator.bound import SIDES, bound_side, given_layout, given_threads, has_open_sizes, side_of
-from flowtrain.allocator.candidates import Scope, powers_of_two
+from flowtrain.allocator.bound import SIDES, given_layout, given_threads, has_open_sizes, side_of
 from flowtrain.allocator.devices import devices_of
-from flowtrain.allocator.footprint import device_bytes
 from flowtrain.allocator.inventory import Inventory
-from flowtrain.allocator.load import Candidate, CandidateTable
-from flowtrain.allocator.options import capacity_bytes
-from flowtrain.allocator.place import Need, NodeRoom, place
-from flowtrain.allocator.policies import POLICIES
+from flowtrain.allocator.modelled import MOST_PER_SIDE, Pick, PickedSide, choices, modelled
+from flowtrain.allocator.place import NodeRoom
 from flowtrain.allocator.predict import Predictor, Setup, predict
-from flowtrain.allocator.problem import question_of
 from flowtrain.allocator.profile import Profile
 from flowtrain.allocator.room import largest_block_bytes
-from flowtrain.allocator.solve import Problem
-from flowtrain.allocator.stats import DataStats, assumed_stats
-from flowtrain.allocator.throughput import rates
+from flowtrain.allocator.stats import DataStats
 from flowtrain.config.schema import Config
-from flowtrain.errors import PlanError
-from flowtrain.plan import Layout
+from flowtrain.plan import Layout, layout_text
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
-MOST_PER_SIDE = 4
-"""Processes of a side that are chosen on the cores of a node: each takes memory and seconds to start that no rate
-shows."""
-ALL_UP_TO = 8
-"""Threads of a process, or processes, up to which every number is tried: pairs of all numbers of a large machine are
-tens of thousands, and neighbours among many differ by little."""
 WORTH = 1.02
 """A profile's prediction must be higher by this factor to choose more processes."""
 
@@ -60,16 +47,6 @@ class Decided:
     notes: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class _Pick:
-    placement: str
-    producers: int
-    producer_threads: int | None
-    consumers: int
-    consumer_threads: int | None
-    rate: float
-
-
 def decide(
     config: Config,
     shape: ModelShape,
@@ -78,22 +55,36 @@ def decide(
     profile: Profile | None = None,
     nodes: Sequence[NodeRoom] | None = None,
 ) -> Decided:
-    """See the page above; where nothing can be searched, or nothing fits, the placement is the mode's.
+    """See the page above; where nothing can be searched the placement is the mode's.
 
     `nodes`: of a cluster that was joined, the driver's first.
+
+    Raises:
+        PlanError: nothing fits the memory of the GPUs; the sentence has both numbers.
     """
     auto = config.allocation.placement == "auto"
-    if not auto and (config.placement == "colocated" or not has_open_sizes(config)):
+    if not auto and not _is_open(config, inventory, nodes):
         return Decided(config)
-    picks = list(_picks(config, shape, inventory, stats, profile, nodes))
+    picks = _picks(config, shape, inventory, stats, profile, nodes)
     if not picks:
         return Decided(_with_placement(config, config.placement))
     best = max(picks, key=lambda pick: pick.rate)
     return Decided(_with(config, best), best.rate, tuple(_told(pick) for pick in picks) if len(picks) > 1 else ())
 
 
-def _told(pick: _Pick) -> str:
-    ranks = f", {pick.consumers} ranks" if pick.placement == "colocated" and pick.consumers > 1 else ""
+def _is_open(config: Config, inventory: Inventory, nodes: Sequence[NodeRoom] | None) -> bool:
+    """Whether numbers are to be chosen. One colocated process has all cores, but no more than one GPU."""
+    if config.placement != "colocated":
+        return has_open_sizes(config)
+    if any(given_layout(config, role) is not None for role in SIDES):
+        return False
+    cluster = devices_of(config, inventory, nodes)
+    return cluster is not None and not cluster[0].node.on_cpu
+
+
+def _told(pick: Pick) -> str:
+    number = pick.consumers.layout.world_size
+    ranks = f", {number} ranks" if pick.placement == "colocated" and number > 1 else ""
     return f"{pick.placement}{ranks}: {pick.rate:.4g} samples/s predicted"
 
 
@@ -104,89 +95,24 @@ def _picks(
     stats: DataStats | None,
     profile: Profile | None,
     nodes: Sequence[NodeRoom] | None,
-) -> Iterator[_Pick]:
+) -> list[Pick]:
     """What each placement that is open could do at best."""
+    if profile is None:
+        cluster = devices_of(config, inventory, nodes)
+        return [] if cluster is None else modelled(config, shape, cluster, stats, nodes)
+    picks: list[Pick] = []
     auto = config.allocation.placement == "auto"
     alone = all((given_layout(config, role) or Layout()) == Layout() for role in SIDES)
-    if profile is not None:
-        if (auto and alone) or config.placement == "colocated":
-            yield from _colocated_measured(config, shape, inventory, profile)
-        if auto or config.placement != "colocated":
-            yield from _measured(config, shape, inventory, profile)
-        return
-    cluster = devices_of(config, inventory, nodes)
-    if cluster is None:
-        return
-    found = stats or assumed_stats(config.packing.max_tokens)
-    problem = question_of(config, shape, found, cluster).problem()
-    if auto and alone:
-        yield from _colocated(config, inventory, problem)
+    if (auto and alone) or config.placement == "colocated":
+        picks += _colocated_measured(config, shape, inventory, profile)
     if auto or config.placement != "colocated":
-        yield from _searched(config, shape, problem, nodes)
+        picks += _measured(config, shape, inventory, profile)
+    return picks
 
 
-def _searched(config: Config, shape: ModelShape, problem: Problem, nodes: Sequence[NodeRoom] | None) -> Iterator[_Pick]:
-    """The policy's choice among copies; where the pool is small, the best of those that it can hold (C6)."""
-    on_cpu = problem.cluster[0].node.on_cpu
-    most = MOST_PER_SIDE * problem.cluster[0].num_nodes if on_cpu else problem.cluster[0].devices
-    apart = replace(problem, placements=frozenset({"disaggregated"}))
-    best: _Pick | None = None
-    for consumers in _choices(most + 1):
-        producers = config.pool.bytes // ((consumers + 1) * largest_block_bytes(config, shape))
-        if producers < 1:
-            break
-        scope = Scope(
-            replicas_only=True,
-            producers=bound_side(config, Role.PRODUCER, min(most, producers)),
-            consumers=bound_side(config, Role.CONSUMER, consumers),
-        )
-        found = POLICIES[config.policy](apart, device_bytes, scope)
-        if found is not None and (best is None or found.rate > best.rate):
-            encoder, backbone = found.choices[0].candidate, found.choices[-1].candidate
-            pick = _Pick(
-                "disaggregated",
-                encoder.replicas,
-                encoder.threads if on_cpu else None,
-                backbone.replicas,
-                backbone.threads if on_cpu else None,
-                found.rate,
-            )
-            if nodes is None or not on_cpu or _has_room(config, pick, nodes):
-                best = pick
-    if best is not None:
-        yield best
-
-
-def _has_room(config: Config, pick: _Pick, nodes: Sequence[NodeRoom]) -> bool:
-    """Whether whole processes fit the nodes: the search counts cores of all of them."""
-    sides = (
-        (Role.CONSUMER, pick.consumers, pick.consumer_threads),
-        (Role.PRODUCER, pick.producers, pick.producer_threads),
-    )
-    counted = config.cluster.oversubscribe is not True
-    try:
-        place([Need(r, num, (t or 1) if counted else 0, 0, side_of(config, r).node) for r, num, t in sides], nodes)
-    except PlanError:
-        return False
-    return True
-
-
-def _colocated(config: Config, inventory: Inventory, problem: Problem) -> Iterator[_Pick]:
-    """One process with all cores, or one GPU."""
-    pool, job = problem.cluster[0], problem.job
-    threads = _colocated_threads(config, inventory) if pool.node.on_cpu else 1
-    seconds = used = 0.0
-    for load in problem.loads:
-        candidate = Candidate(pack_tokens=max(job.sizes(load)), threads=threads)
-        seconds += 1.0 / float(rates(load, candidate, pool.node, job).shared_rate[0])
-        used += float(device_bytes(load, CandidateTable.of([candidate]), job)[0])
-    if used / threads <= capacity_bytes(pool.node, job):
-        yield _Pick("colocated", 1, None, 1, None, 1.0 / seconds)
-
-
-def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[_Pick]:
+def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[Pick]:
     """The best setup by the profile; more processes only where they are worth it, and a GPU for each that had one."""
-    best: _Pick | None = None
+    best: tuple[float, Setup] | None = None
     predictor = Predictor(profile)
     on_gpu = {stage.role for stage in profile.stages if stage.device.startswith("cuda") and not stage.colocated}
     for producers, p_threads, consumers, c_threads in _setups(config, inventory):
@@ -196,14 +122,14 @@ def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: 
             continue
         setup = Setup(False, producers, p_threads, consumers, c_threads, inventory.cpus, on_cpu=not on_gpu)
         rate = predictor.predict(setup).samples_per_second
-        more = best is not None and producers + consumers > best.producers + best.consumers
-        if best is None or rate > best.rate * (WORTH if more else 1.0):
-            best = _Pick("disaggregated", producers, p_threads, consumers, c_threads, rate)
+        more = best is not None and producers + consumers > best[1].producers + best[1].consumers
+        if best is None or rate > best[0] * (WORTH if more else 1.0):
+            best = rate, setup
     if best is not None:
-        yield best
+        yield _copies("disaggregated", best[1], best[0])
 
 
-def _colocated_measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[_Pick]:
+def _colocated_measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[Pick]:
     """One process, then more where nothing is said of their number, the cores divided among them."""
     threads = _colocated_threads(config, inventory)
     on_cpu = all(stage.device == "cpu" for stage in profile.stages)
@@ -216,7 +142,15 @@ def _colocated_measured(config: Config, shape: ModelShape, inventory: Inventory,
         each = threads if number == 1 else inventory.cpus // number
         setup = Setup(True, number, each, number, each, inventory.cpus, on_cpu)
         rate = predict(profile, setup).samples_per_second
-        yield _Pick("colocated", number, None, number, None, rate)
+        yield _copies("colocated", setup, rate)
+
+
+def _copies(placement: str, setup: Setup, rate: float) -> Pick:
+    """Colocated, the threads of a process follow from their number."""
+    apart = placement != "colocated"
+    producers = PickedSide(Layout(setup.producers), setup.producer_threads if apart else None)
+    consumers = PickedSide(Layout(setup.consumers), setup.consumer_threads if apart else None)
+    return Pick(placement, producers, consumers, rate)
 
 
 def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, int, int]]:
@@ -226,7 +160,7 @@ def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, in
         [given.world_size] if (given := given_layout(config, role)) else list(range(1, MOST_PER_SIDE + 1))
         for role in SIDES
     ]
-    threads = [[side.threads] if side.threads else _choices(cores) for side in (config.producers, config.consumers)]
+    threads = [[side.threads] if side.threads else choices(cores) for side in (config.producers, config.consumers)]
     every = (
         (producers, p_threads, consumers, c_threads)
         for producers in numbers[0]
@@ -236,12 +170,6 @@ def _setups(config: Config, inventory: Inventory) -> Iterator[tuple[int, int, in
         if producers * p_threads + consumers * c_threads <= cores
     )
     yield from sorted(every, key=lambda setup: (setup[0] + setup[2], setup))
-
-
-def _choices(total: int) -> list[int]:
-    """Numbers below `total` that are tried: all up to `ALL_UP_TO`; then powers of two, and what these leave."""
-    some = [*range(1, min(ALL_UP_TO, total - 1) + 1), *powers_of_two(total - 1)]
-    return sorted({*some, *(total - number for number in some)})
 
 
 def _colocated_threads(config: Config, inventory: Inventory) -> int:
@@ -254,19 +182,20 @@ def _with_placement(config: Config, placement: str) -> Config:
     return config.model_copy(update={"allocation": config.allocation.model_copy(update={"placement": placement})})
 
 
-def _with(config: Config, pick: _Pick) -> Config:
+def _with(config: Config, pick: Pick) -> Config:
     config = _with_placement(config, pick.placement)
-    if pick.placement == "colocated" and pick.consumers == 1:
+    if pick.placement == "colocated" and pick.consumers == PickedSide():
         return config
-    sides: Sequence[tuple[Role, int, int | None]] = (
-        (Role.PRODUCER, pick.producers, pick.producer_threads),
-        (Role.CONSUMER, pick.consumers, pick.consumer_threads),
-    )
     update: dict[str, Any] = {}
-    for role, number, threads in sides:
-        side = side_of(config, role)
-        changed: dict[str, Any] = {} if given_layout(config, role) else {"num": number}
-        if side.threads is None and threads is not None:
-            changed["threads"] = threads
+    for role, picked in ((Role.PRODUCER, pick.producers), (Role.CONSUMER, pick.consumers)):
+        side, layout = side_of(config, role), picked.layout
+        changed: dict[str, Any] = {}
+        if given_layout(config, role) is None:
+            copied = layout == Layout(layout.world_size)
+            changed |= {"num": layout.world_size} if copied else {"layout": layout_text(layout)}
+        if side.threads is None and picked.threads is not None:
+            changed["threads"] = picked.threads
+        if picked.recompute and config.recompute(role) is None:
+            changed["gradient_checkpointing"] = True
         update[f"{role}s"] = side.model_copy(update=changed)
     return config.model_copy(update=update)

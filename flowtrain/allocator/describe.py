@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from flowtrain.allocator.forecast import Forecast
+from flowtrain.config.schema import Config
 from flowtrain.plan import ModulePlan, Plan, RankPlan, layout_text
+from flowtrain.types import Role
 
 
 def plan_to_dict(plan: Plan) -> dict[str, Any]:
@@ -19,6 +22,15 @@ def plan_to_dict(plan: Plan) -> dict[str, Any]:
         "pool_bytes": plan.pool_bytes,
         **({"spare": _ranks_to_list(plan.spare)} if plan.spare else {}),
     }
+
+
+def run_plan_to_dict(config: Config, plan: Plan, expected: Forecast | None) -> dict[str, Any]:
+    """What a run writes into its folder: the plan, recomputation of each side where it is said, what is expected."""
+    found = plan_to_dict(plan)
+    for role in (Role.PRODUCER, Role.CONSUMER):
+        if (again := config.recompute(role)) is not None:
+            found[f"{role}s"] = {**found[f"{role}s"], "gradient_checkpointing": again}
+    return found if expected is None else {**found, "expected": expected.to_dict()}
 
 
 def describe_plan(plan: Plan) -> str:

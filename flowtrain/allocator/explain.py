@@ -10,12 +10,13 @@ complete; each is compared with such a look at the problem itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from flowtrain.allocator.candidates import Scope
 from flowtrain.allocator.hardware import NodePool
 from flowtrain.allocator.options import MemoryModel, Options
+from flowtrain.allocator.runnable import Space
 from flowtrain.allocator.search import LARGE, NEIGHBOUR_BOUND, tables
 from flowtrain.allocator.solve import Problem, Solution, solve
 
@@ -56,12 +57,24 @@ class Explanation:
 
 
 def explain(
-    problem: Problem, memory: MemoryModel, found: Solution, scope: Scope, other_data: dict[str, Problem]
+    problem: Problem,
+    memory: MemoryModel,
+    found: Solution,
+    scope: Scope,
+    other_data: dict[str, Problem],
+    beside: Sequence[Space] = (),
+    others: Sequence[Solution] = (),
 ) -> Explanation:
-    """`other_data`: the same problem with other samples, by what is different."""
+    """`found` is the best plan of `problem` in `scope`.
+
+    `other_data`: the same problem with other samples, by what is different. `beside`: spaces that were searched too,
+    `others`: their best plans.
+    """
     large = max(pool.devices for pool in problem.cluster) > LARGE
     cuts = frozenset((c.tp, c.cp, c.pp) for c in (choice.candidate for choice in found.choices))
-    here = replace(scope, coarse=True, fine=cuts) if large else scope
+    here = [Space(problem.placements, scope), *beside]
+    if large:
+        here = [replace(space, scope=replace(space.scope, coarse=True, fine=cuts)) for space in here]
     base = _rate(problem, memory, here)
     levers = tuple(_lever(what, change(problem), memory, here, base) for what, change in LEVERS.items())
     sensitivity = [_effect(what, other, memory, here, base) for what, other in other_data.items()]
@@ -69,7 +82,7 @@ def explain(
     sensitivity.append(_effect("one node less", less, memory, here, base) if less else Effect("one node less", None))
     return Explanation(
         binding=_binding(problem, found, levers),
-        neighbours=tuple(_neighbours(problem, memory, found, scope)),
+        neighbours=tuple(_neighbours(problem, memory, found, scope, others)),
         levers=levers,
         sensitivity=tuple(sensitivity),
     )
@@ -114,25 +127,29 @@ def _one_node_less(problem: Problem) -> Problem | None:
     return replace(problem, cluster=tuple(pools))
 
 
-def _rate(problem: Problem, memory: MemoryModel, scope: Scope, at_least: float | None = None) -> float | None:
+def _rate(problem: Problem, memory: MemoryModel, here: Sequence[Space], at_least: float | None = None) -> float | None:
     """The best rate; None where nothing reaches `at_least`, which keeps the look short."""
     most_seconds = float("inf") if at_least is None else (1.0 + SLACK) / at_least
-    found = solve(problem, tables(problem, memory, scope, most_seconds))
-    return None if found is None else found.rate
+    rates = []
+    for space in here:
+        asked = space.of(problem)
+        found = solve(asked, tables(asked, memory, space.scope, most_seconds))
+        rates += [] if found is None else [found.rate]
+    return max(rates, default=None)
 
 
-def _lever(what: str, problem: Problem, memory: MemoryModel, scope: Scope, base: float | None) -> Effect:
+def _lever(what: str, problem: Problem, memory: MemoryModel, here: Sequence[Space], base: float | None) -> Effect:
     """More of something never lowers the best rate, so only what reaches it is looked at."""
     if base is None:
         return Effect(what, None)
-    rate = _rate(problem, memory, scope, at_least=base)
+    rate = _rate(problem, memory, here, at_least=base)
     return Effect(what, 100.0 * max(0.0, (rate or base) / base - 1.0))
 
 
-def _effect(what: str, problem: Problem, memory: MemoryModel, scope: Scope, base: float | None) -> Effect:
+def _effect(what: str, problem: Problem, memory: MemoryModel, here: Sequence[Space], base: float | None) -> Effect:
     if base is None:
         return Effect(what, None)
-    rate = _rate(problem, memory, scope, at_least=base / WORSE) or _rate(problem, memory, scope)
+    rate = _rate(problem, memory, here, at_least=base / WORSE) or _rate(problem, memory, here)
     return Effect(what, None if rate is None else 100.0 * (rate / base - 1.0))
 
 
@@ -149,13 +166,17 @@ def _binding(problem: Problem, found: Solution, levers: tuple[Effect, ...]) -> s
     return f"{who}; {best.what} helps most ({best.gain_percent:+.1f} %)"
 
 
-def _neighbours(problem: Problem, memory: MemoryModel, found: Solution, scope: Scope) -> Iterator[Neighbour]:
+def _neighbours(
+    problem: Problem, memory: MemoryModel, found: Solution, scope: Scope, others: Sequence[Solution]
+) -> Iterator[Neighbour]:
     """The best few plans that differ in one thing."""
     table = found.among or tables(problem, memory, scope, NEIGHBOUR_BOUND / found.rate)
     seen = {_layouts(found)}
     candidates = []
-    for what, other, rows in _variants(problem, found, table):
-        solution = solve(other, rows)
+    placement = problem.placement(found.partition)
+    elsewhere = [(f"{problem.placement(other.partition)} instead of {placement}", other) for other in others]
+    near = ((what, solve(other, rows)) for what, other, rows in _variants(problem, found, table))
+    for what, solution in (*elsewhere, *near):
         if solution is not None and _layouts(solution) not in seen:
             seen.add(_layouts(solution))
             loss = 100.0 * (1.0 - solution.rate / found.rate)

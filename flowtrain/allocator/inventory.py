@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,6 +41,13 @@ def local_inventory(root: Path = Path("/")) -> Inventory:
     devices, reason = local_gpus()
     shm_bytes = _shm_bytes(root / "dev/shm")
     return Inventory(max(1, cpus), len(devices), max(0, min(memory)), shm_bytes, devices, reason)
+
+
+def cpu_name(root: Path = Path("/")) -> str:
+    """This machine's processor as its maker calls it."""
+    lines = _text(root / "proc/cpuinfo").splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()
 
 
 def _control_groups(root: Path) -> Iterator[Path]:

@@ -29,9 +29,9 @@ import numpy.typing as npt
 from flowtrain.plan import Layout
 from flowtrain.types import Role
 
-Recompute = Literal["none", "selective", "full"]
-RECOMPUTE: tuple[Recompute, ...] = ("none", "selective", "full")
-"""`selective` runs the MLP's activation and the norms again; `full` keeps only the input of each layer."""
+Recompute = Literal["none", "full"]
+RECOMPUTE: tuple[Recompute, ...] = ("none", "full")
+"""Those that the runtime has: `full` keeps only the input of each layer (`gradient_checkpointing`)."""
 
 Integers = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -59,6 +59,7 @@ class ModuleLoad:
         gradient_returns: the pool carries the same bytes back.
         head_norms: queries and keys of a head are normed.
         head_tokens: mean a sample, those that the head runs for.
+        replayed: its forward runs again as a whole before its backward (`producers.backward: recompute`).
     """
 
     name: str
@@ -92,6 +93,7 @@ class ModuleLoad:
     expert_parameters: int = 0
     head_norms: bool = False
     head_tokens: float = 0.0
+    replayed: bool = False
 
     def __post_init__(self) -> None:
         assert min(self.layers, self.hidden, self.heads, self.kv_heads, self.linear_passes) > 0, self

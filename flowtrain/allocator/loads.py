@@ -7,6 +7,7 @@ is left out: it needs no devices. The projector goes with the side of the cut wh
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 
@@ -17,8 +18,10 @@ from flowtrain.shapes import DTYPE_BYTES, EncoderShape, ModelShape
 from flowtrain.types import Module, Role
 
 
-def loads_of(shape: ModelShape, stats: DataStats, frozen: frozenset[Module], dtype: str) -> tuple[ModuleLoad, ...]:
-    """The encoders that the data use, then the backbone."""
+def loads_of(
+    shape: ModelShape, stats: DataStats, frozen: frozenset[Module], dtype: str, replayed: bool = False
+) -> tuple[ModuleLoad, ...]:
+    """The encoders that the data use, then the backbone. `replayed`: encoders run again before their backward."""
     before = Module.ENCODER in frozen and Module.PROJECTOR not in frozen
     found = []
     carried = 0.0
@@ -26,6 +29,7 @@ def loads_of(shape: ModelShape, stats: DataStats, frozen: frozenset[Module], dty
         tokens, sample = _pieces(encoder, stats)
         if tokens.sum():
             load = _encoder(encoder, tokens, sample, stats, frozen, before, dtype)
+            load = replace(load, replayed=replayed and load.needs_backward)
             carried += load.pool_bytes
             found.append(load)
     return (*found, _backbone(shape, stats, frozen, before, carried))

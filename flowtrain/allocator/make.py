@@ -7,7 +7,7 @@
 4. Nodes: `node` of a side, else the driver's first (`place.py`).
 5. Pool: `pool.bytes` of each node divided among the owners on it (`segments.py`).
 6. Refused, with both numbers: more threads than cores where that is not allowed, more GPUs or memory than there are, a
-   pool that cannot hold one full row for each rank.
+   pool that cannot hold one full row for each rank, a process that its device cannot hold (`fit.py`).
 
 Readers are not counted among the processes on cores: they tokenise in the gaps of the others.
 """
@@ -18,6 +18,7 @@ from collections.abc import Mapping, Sequence
 
 from flowtrain.allocator.bound import given_layout, given_threads
 from flowtrain.allocator.decide import decide
+from flowtrain.allocator.fit import check_device_memory
 from flowtrain.allocator.inventory import Inventory
 from flowtrain.allocator.layout import check_layout
 from flowtrain.allocator.place import Homes, Need, NodeRoom, place
@@ -89,6 +90,7 @@ def make_plan(
     _check_cores(config, plan)
     _check_memory(config, plan, inventory)
     pool_room(config, shape, plan)
+    check_device_memory(config, shape, plan, inventory, nodes, stats)
     return plan
 
 
@@ -100,6 +102,11 @@ def plan_warnings(config: Config, plan: Plan, inventory: Inventory) -> list[str]
         found.append(
             f"producers and consumers have {need} threads and this machine has {plan.cpus} cores: they share them "
             f"(cluster.oversubscribe: true silences this, false refuses it)"
+        )
+    if plan.placement == "colocated" and config.allocation.replan != "off":
+        found.append(
+            f"allocation.replan is {config.allocation.replan} and a colocated run has no producers of its own that "
+            f"could come or go: it does nothing here (allocation.replan: off silences this)"
         )
     modules = (("producers", config.producers, plan.producers), ("consumers", config.consumers, plan.consumers))
     for name, side, module in modules:
@@ -195,8 +202,15 @@ def _homes(
 
 
 def _check_replan(config: Config, plan: Plan) -> None:
-    layout = plan.producers.layout
-    if config.allocation.replan != "off" and layout.world_size > layout.dp_replicate:
+    layout, most = plan.producers.layout, config.allocation.max_producers
+    if config.allocation.replan == "off" or plan.placement == "colocated":
+        return
+    if most is not None and most < layout.world_size:
+        raise PlanError(
+            f"allocation.max_producers is {most} and the plan has {layout.world_size} producers: raise it, or lower "
+            f"producers.num"
+        )
+    if layout.world_size > layout.dp_replicate:
         raise PlanError(
             f"allocation.replan is {config.allocation.replan} and producers.layout {layout_text(layout)}: only copies "
             f"of an encoder come and go; set allocation.replan: off, or producers.layout: r{layout.world_size}"

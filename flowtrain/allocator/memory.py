@@ -16,22 +16,22 @@ s = f·c ranks that share weights, rows = tokens of a pack / (tp · cp):
 
 A layer keeps, of each row (h hidden; q queries, k keys of all heads; f width inside the MLP, of experts top_k times):
 
-| tensor | bytes | frozen, on the gradient path | `selective` |
-|---|---|---|---|
-| inputs of both norms | 2 h N | 2 h N | 2 h N |
-| what norms without a bias make | 2 h N | – | – |
-| inputs of the matrices behind the norms | 2 h n, or 5 h n (1) | – | – |
-| queries, keys, values, output | (2 q + 2 k) n | (2 q + 2 k) n | (2 q + 2 k) n |
-| output joined over samples; encoder: before rotation | q n; 3 q n | q n; 3 q n | – |
-| queries and keys around head norms | (q + k) (N + n) | (q + k) N | (q + k) n |
-| gate, its activation, up; without a gate: one of them | 3 f n; f n | 3 f n; f n | 2 f n; f n |
-| input of the last matrix | f n | – | – |
+| tensor | bytes | frozen, on the gradient path |
+|---|---|---|
+| inputs of both norms | 2 h N | 2 h N |
+| what norms without a bias make | 2 h N | – |
+| inputs of the matrices behind the norms | 2 h n, or 5 h n (1) | – |
+| queries, keys, values, output | (2 q + 2 k) n | (2 q + 2 k) n |
+| output joined over samples; encoder: before rotation | q n; 3 q n | q n; 3 q n |
+| queries and keys around head norms | (q + k) (N + n) | (q + k) N |
+| gate, its activation, up; without a gate: one of them | 3 f n; f n | 3 f n; f n |
+| input of the last matrix | f n | – |
 
 (1) where n < 4 each matrix casts its own copy: q, k and v, gate and up.
 
-`full` keeps h N. A trainable encoder has min(packs, 3) units in flight. 1F1B has min(packs, pp) packs in flight on the
-first stage, one on the last; interleaved, with m layer groups a device, pp + (pp - 1) / m. Embedding and head are on
-the first and the last stage, a tied one on both.
+`full` keeps h N. A trainable encoder has min(packs, 3) units in flight, or one where its forward is replayed. 1F1B has
+min(packs, pp) packs in flight on the first stage, one on the last; interleaved, with m layer groups a device,
+pp + (pp - 1) / m. Embedding and head are on the first and the last stage, a tied one on both.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _stage(load: ModuleLoad, c: CandidateTable, job: Job, loss_chunk_tokens: int
     trained = load.trained_parameters / load.parameters if load.parameters else 0.0
     gathered = (2 * layer + outer) * n + (layer * master if load.trains else 0.0)
     whole = kept_bytes(load, n)
-    kept = np.array([whole, kept_bytes(load, n, "selective"), load.hidden * master])[c.recompute]
+    kept = np.array([whole, load.hidden * master])[c.recompute]
     rows = c.pack_tokens / (c.tp * c.cp)
     trained_rows = c.pack_tokens / c.cp * _trained_share(load)
     if loss_chunk_tokens is not None:
@@ -138,23 +138,20 @@ def _stage(load: ModuleLoad, c: CandidateTable, job: Job, loss_chunk_tokens: int
     )
 
 
-def kept_bytes(load: ModuleLoad, n: int, recompute: str = "none") -> float:
+def kept_bytes(load: ModuleLoad, n: int) -> float:
     """Bytes that a layer keeps of each row for its backward; n: bytes of a number in the compute dtype.
 
     Where no backward runs these are what lives while the layer runs.
     """
     master = max(MASTER_BYTES, n)
     hidden, queries, keys = load.hidden, load.heads * load.head_dim, load.kv_heads * load.head_dim
-    encoder, trains, selective = load.role is Role.PRODUCER, load.trains, recompute == "selective"
+    encoder, trains = load.role is Role.PRODUCER, load.trains
     widths = 3 if load.gated else 1
     kept: float = 2 * hidden * master + (2 * queries + 2 * keys) * n
-    again = 0 if selective else 3 * queries if encoder else queries
-    kept += again * n
+    kept += (3 if encoder else 1) * queries * n
     if load.head_norms:
-        kept += (queries + keys) * (n if selective else master + n if trains else master)
+        kept += (queries + keys) * (master + n if trains else master)
     inner = _inner_width(load)
-    if selective:
-        return float(kept + (widths + 1) // 2 * inner * n)
     kept += widths * inner * n
     if trains:
         # Norms with a bias keep what goes in, and those without a bias what comes out as well.
@@ -187,7 +184,7 @@ def _in_flight(load: ModuleLoad, c: CandidateTable, job: Job, last: bool) -> Flo
     """Packs whose activations a stage holds at once, in units of all its layers."""
     packs = np.maximum(1.0, np.ceil(job.step_samples / c.replicas * load.tokens / (c.pack_tokens * job.fill)))
     if load.role is Role.PRODUCER:
-        return np.minimum(packs, UNITS_KEPT)
+        return np.minimum(packs, 1 if load.replayed else UNITS_KEPT)
     first = 0 if last else c.pp - 1
     most: Floats = np.minimum(packs, 1 + first + np.where(c.vpp > 1, (c.pp - 1) / c.vpp, 0.0))
     return most

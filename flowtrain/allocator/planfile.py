@@ -1,12 +1,13 @@
 """`plan.yaml`: what `flowtrain plan` writes, a person may edit, and `flowtrain launch --plan` obeys.
 
     placement: disaggregated
-    producers: {layout: r2, threads: 1}
-    consumers: {layout: r4, threads: 1}
+    producers: {layout: r2, threads: 1, gradient_checkpointing: false}
+    consumers: {layout: r4, threads: 1, gradient_checkpointing: true}
     expected: {...}                          # for the reader; launch does not look at it
 
-`threads` is there where the devices are cores; a plan for GPUs leaves CPU threads to the config. The plan that a run
-writes into its own folder is read as well: its ranks say the threads.
+`gradient_checkpointing` is there for a side with a backward: its memory rests on it. `threads` is there where the
+devices are cores; a plan for GPUs leaves CPU threads to the config. The plan that a run writes into its own folder is
+read as well: its ranks say the threads.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
 KEYS = {"placement", "producers", "consumers", "expected", "readers", "cpus", "pool_bytes", "spare"}
-SIDE_KEYS = {"layout", "threads", "ranks", "modules"}
+SIDE_KEYS = {"layout", "threads", "gradient_checkpointing", "ranks", "modules"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class PlanFile:
     placement: str
     layouts: Mapping[Role, str]
     threads: Mapping[Role, int | None]
+    recompute: Mapping[Role, bool | None]
     places: Mapping[str, str]
 
 
@@ -52,6 +54,8 @@ def plan_file_text(report: Report) -> str:
         side: dict[str, Any] = {"layout": layout_text(first.candidate.layout)}
         if report.problem.cluster[first.pool].node.on_cpu:
             side["threads"] = first.candidate.threads
+        if first.load.needs_backward:
+            side["gradient_checkpointing"] = bool(first.candidate.recompute)
         if len(chosen) > 1:
             side["modules"] = {c.load.name: layout_text(c.candidate.layout) for c in chosen}
         content[f"{role}s"] = side
@@ -99,6 +103,7 @@ def read_plan_file(path: Path) -> PlanFile:
         raise wrong("placement", f"{data.get('placement')!r} is neither colocated nor disaggregated")
     layouts: dict[Role, str] = {}
     threads: dict[Role, int | None] = {}
+    recompute: dict[Role, bool | None] = {}
     for role in SIDES:
         name = f"{role}s"
         side = data.get(name)
@@ -111,20 +116,24 @@ def read_plan_file(path: Path) -> PlanFile:
         if count is None and "ranks" in side:
             count = _threads_of(side["ranks"])
         if count is not None and (not isinstance(count, int) or isinstance(count, bool) or count < 1):
-            raise wrong(f"{name}.threads", f"{count!r} is no number of threads: write a whole number from 1")
-        layouts[role], threads[role] = side["layout"], count
-    return PlanFile(data["placement"], layouts, threads, places)
+            raise wrong(f"{name}.threads", f"{count!r} is no number of threads of each process: write one whole number")
+        again = side.get("gradient_checkpointing")
+        if again is not None and not isinstance(again, bool):
+            raise wrong(f"{name}.gradient_checkpointing", f"{again!r} is neither true nor false")
+        layouts[role], threads[role], recompute[role] = side["layout"], count, again
+    return PlanFile(data["placement"], layouts, threads, recompute, places)
 
 
 def _threads_of(ranks: Any) -> Any:
     """What the plan of a run says of its processes; whatever else stands there is no number of threads."""
-    if isinstance(ranks, list) and ranks and isinstance(ranks[0], dict):
-        return ranks[0].get("threads")
-    return ranks
+    if not isinstance(ranks, list) or not ranks or not all(isinstance(rank, dict) for rank in ranks):
+        return ranks
+    numbers = [rank.get("threads") for rank in ranks]
+    return numbers[0] if all(number == numbers[0] for number in numbers) else numbers
 
 
 def obey(config: Config, plan: PlanFile, shape: ModelShape) -> Config:
-    """The config with the plan's placement, layouts and threads.
+    """The config with the plan's placement, layouts, threads and recomputation.
 
     Raises:
         PlanError: this release cannot run it, or the config has set something else; with file, line and column.
@@ -166,5 +175,19 @@ def obey(config: Config, plan: PlanFile, shape: ModelShape) -> Config:
         if given is not None and count != given:
             at = plan.places.get(f"{name}.threads", place)
             raise PlanError(f"{at}: {name}.threads: the plan says {count} and the config {given}: change one of them")
-        update[name] = side.model_copy(update={"num": None, "layout": layout, "threads": count})
+        again = _agreed(config, plan, role)
+        update[name] = side.model_copy(
+            update={"num": None, "layout": layout, "threads": count, "gradient_checkpointing": again}
+        )
     return config.model_copy(update=update)
+
+
+def _agreed(config: Config, plan: PlanFile, role: Role) -> bool | None:
+    """Whether a side's layers run again; None where neither config nor plan says it."""
+    planned, asked, key = plan.recompute[role], config.recompute(role), f"{role}s.gradient_checkpointing"
+    if planned is not None and asked is not None and planned != asked:
+        raise PlanError(
+            f"{plan.places.get(key, '')}: {key}: the plan says {str(planned).lower()} and the config "
+            f"{str(asked).lower()}: change one of them"
+        )
+    return asked if planned is None else planned

@@ -29,7 +29,7 @@ UNIT_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan is asked for."""
+    """What a plan is asked for; `replayed`: a trainable encoder runs again as a whole before its backward."""
 
     shape: ModelShape
     stats: DataStats
@@ -40,12 +40,12 @@ class Question:
     pack_tokens: tuple[int, ...] = DEFAULT_PACK_TOKENS
     unit_patches: int | None = None
     placements: frozenset[str] = ANYWHERE
+    replayed: bool = False
 
     def problem(self, stats: DataStats | None = None) -> Problem:
-        """Rows longer than a pack are left out, as a run leaves them out."""
-        stats = stats or self.stats
-        stats = stats.within(max(self.pack_tokens))
-        loads = loads_of(self.shape, stats, self.frozen, self.dtype)
+        """Of these sizes, or of the question's own; rows longer than a pack are left out, as a run leaves them out."""
+        stats = (stats or self.stats).within(max(self.pack_tokens))
+        loads = loads_of(self.shape, stats, self.frozen, self.dtype, self.replayed)
         encoders = loads[:-1]
         longest = max((load.longest_tokens for load in encoders), default=1)
         mean = max((load.tokens for load in encoders), default=1.0)
@@ -59,14 +59,22 @@ class Question:
         return Problem(loads, self.cluster, job, self.placements)
 
     def other_data(self) -> dict[str, Problem]:
-        """The problem with other samples, the step being of as many samples as before."""
-        step = self.problem().job.step_samples
-        same = replace(self, step_samples=step)
-        longer = replace(same, pack_tokens=tuple(2 * size for size in self.pack_tokens))
+        """The problem with other samples, the step being of as many samples as before.
+
+        The same rows are compared: where one grows beyond a pack, the largest packs grow with it.
+        """
+        step, kept = self.problem().job.step_samples, self.stats.within(max(self.pack_tokens))
+
+        def other(images: float = 1.0, length: float = 1.0) -> Problem:
+            stats = kept.scaled(images, length)
+            *sizes, most = sorted(round(length * size) for size in self.pack_tokens)
+            sizes.append(max(most, int(stats.lengths.max())))
+            return replace(self, step_samples=step, pack_tokens=tuple(sizes)).problem(stats)
+
         return {
-            "half as many images": same.problem(self.stats.scaled(images=0.5)),
-            "half as many again": same.problem(self.stats.scaled(images=1.5)),
-            "twice the length": longer.problem(self.stats.scaled(length=2.0)),
+            "half as many images": other(images=0.5),
+            "half as many again": other(images=1.5),
+            "twice the length": other(length=2.0),
         }
 
 
@@ -90,4 +98,5 @@ def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cl
         pack_tokens=(config.packing.max_tokens,),
         unit_patches=config.producers.max_unit_patches,
         placements=chosen,
+        replayed=config.producers.backward == "recompute",
     )

@@ -26,6 +26,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from flowtrain.allocator.inventory import Inventory, cpu_name
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError
 from flowtrain.types import Role
@@ -221,7 +222,10 @@ def profile_key(config: Config) -> str:
     content = {
         "model": [str(config.model.path), config.model.dtype, config.model.attention],
         "freeze": sorted(config.train.freeze),
-        "recompute": [config.train.gradient_checkpointing, config.producers.backward],
+        "recompute": [
+            *(bool(config.recompute(role)) for role in (Role.PRODUCER, Role.CONSUMER)),
+            config.producers.backward,
+        ],
         "pixels": [config.data.max_pixels, config.data.min_pixels],
         "unit": config.producers.max_unit_patches,
         "devices": [config.producers.device, config.consumers.device],
@@ -243,6 +247,21 @@ def check_profile(profile: Profile, config: Config, path: Path) -> None:
     what = [f"{key} {theirs[key]} (here {ours[key]})" for key in theirs if theirs[key] != ours[key]]
     told = ", ".join(what) or "other settings of model, recomputation, pixels, units or devices"
     raise ConfigError(f"{path} was measured with {told}; measure again with `flowtrain profile`")
+
+
+def other_machine(profile: Profile, inventory: Inventory) -> str | None:
+    """What is different here from where a profile was made; None where nothing is."""
+    on_gpu = profile.stages[-1].device.startswith("cuda")
+    here = cpu_name() if not on_gpu else inventory.devices[0].name if inventory.devices else "no GPU"
+    made = profile.made
+    if (made.device, made.cores) == (here, inventory.cpus):
+        return None
+    return f"{made.device} with {made.cores} cores, and this machine is {here} with {inventory.cpus}"
+
+
+def given_profile(config: Config) -> Profile | None:
+    """The profile in the file that the config names."""
+    return read_profile(config.allocation.profile) if isinstance(config.allocation.profile, Path) else None
 
 
 def read_profile(path: Path) -> Profile:

@@ -35,6 +35,8 @@ def _binding(problem: Problem, memory: MemoryModel, scope: Scope) -> str:
         if not counts:
             return _too_big(problem, memory, scope, load.name)
         fewest.append((load.name, min(counts)))
+    if problem.placements == {"colocated"}:
+        return _too_big_together(problem, memory, scope)
     needs = " and ".join(f"the {name} at least {count}" for name, count in fewest)
     return f"{needs} of the devices of {there}, each on devices of one kind"
 
@@ -58,6 +60,30 @@ def _too_big(problem: Problem, memory: MemoryModel, scope: Scope, name: str) -> 
             f"and {max(0.0, least[1]) / GIGA:.3g} GB of it may be taken"
         )
     return f"the {name} has fewer packs in a step than pipeline stages"
+
+
+def _too_big_together(problem: Problem, memory: MemoryModel, scope: Scope) -> str:
+    """Each module fits a device alone; side by side they do not, whatever the number of devices."""
+    least: tuple[float, float] | None = None
+    for pool in problem.cluster:
+        room = capacity_bytes(pool.node, problem.job)
+        used: dict[int, float] = {}
+        for place, load in enumerate(problem.loads):
+            found = options(load, pool, problem.job, memory, Keep(everything=True), scope)
+            of_module: dict[int, float] = {}
+            for devices, size in zip(found.devices.tolist(), found.memory_bytes.tolist(), strict=True):
+                of_module[devices] = min(size, of_module.get(devices, size))
+            used = {n: size + used[n] for n, size in of_module.items() if n in used} if place else of_module
+        for size in used.values():
+            if least is None or size - room < least[0] - least[1]:
+                least = size, room
+    names = ", ".join(load.name for load in problem.loads)
+    if least is None:
+        return f"{names} share their devices, and no number of devices suits all of them"
+    return (
+        f"{names} share their devices and need {least[0] / GIGA:.3g} GB of each together, and "
+        f"{max(0.0, least[1]) / GIGA:.3g} GB of it may be taken"
+    )
 
 
 def _nearest(problem: Problem, memory: MemoryModel, scope: Scope) -> str:

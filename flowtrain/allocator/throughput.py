@@ -39,8 +39,6 @@ GRADIENT_BYTES = 4
 """Gradients are summed in fp32."""
 OPTIMIZER_BYTES = 28
 """Read and written a trained parameter: weight, gradient and two moments read, the weight and two moments written."""
-SELECTIVE_PASSES = 0.05
-"""What selective recompute runs again, as a share of a forward."""
 SYNC_OVERLAP = 2.0 / 3.0
 """Share of a beat, its backward, behind which the reduction of gradients hides."""
 
@@ -156,7 +154,7 @@ def _compute(
     load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, work: Work, rows: Floats
 ) -> tuple[Floats, Floats]:
     """Seconds of a pack in all layers, and outside of them, on the devices of one stage."""
-    again = np.array([0.0, SELECTIVE_PASSES, 1.0])[c.recompute] * load.needs_backward
+    again = _again(load, c)
     speed = node.peak(job.dtype) * c.threads**node.efficiency.thread * c.tp * c.cp
     product = node.efficiency.gemm * speed
     if load.tokens:
@@ -166,10 +164,16 @@ def _compute(
     return layers, load.linear_passes * work.outer_flops / product
 
 
+def _again(load: ModuleLoad, c: CandidateTable) -> Integers:
+    """Forwards of the layers that run again before or in the backward."""
+    again: Integers = (c.recompute + int(load.replayed)) * int(load.needs_backward)
+    return again
+
+
 def _communication(load: ModuleLoad, c: CandidateTable, node: NodeType, job: Job, rows: Floats) -> Floats:
     """Seconds of a pack that collectives inside of the layers take; none of it overlaps."""
     backward = int(load.needs_backward)
-    again = (c.recompute == 2).astype(np.int64) * backward
+    again = _again(load, c)
     passes = 1 + backward + again
     hidden = rows * load.hidden * job.bytes_per_number
     calls = 4 * (1 + backward) + 2 * again

@@ -23,6 +23,7 @@ from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
 from flowtrain.errors import ConfigError, PlanError
 
 if TYPE_CHECKING:
+    from flowtrain.allocator import Forecast
     from flowtrain.allocator.profile import Profile
     from flowtrain.config.schema import Config
     from flowtrain.plan import Plan
@@ -152,7 +153,7 @@ def train(
     from flowtrain.telemetry.files import write_atomic
 
     found = find_checkpoint(config.run.dir, resume) if resume is not None else None
-    config, plan, notes = _plan(config)
+    config, plan, expected, notes = _plan(config)
     log = _read_log(replay) if replay is not None else None
     if found is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": found.run_dir})})
@@ -168,7 +169,7 @@ def train(
                     typer.echo(note, err=True)
             clear_error(run_dir.path)
             shutil.rmtree(run_dir.path / "spans", ignore_errors=True)
-            _write_files(config, plan, run_dir.path)
+            _write_files(config, plan, expected, run_dir.path)
             if log is not None:
                 write_atomic(run_dir.path / REPLAY_FILE, log)
         argv = [sys.executable, "-m", "flowtrain.runtime.driver", "--config", str(run_dir.path / "config.yaml")]
@@ -219,7 +220,7 @@ def _read_text(path: Path, option: str, hint: str) -> str:
 
 def _obeyed(config: Config, plan_file: Path) -> Config:
     """The config with what a plan file says; refused, with file and line, where this machine cannot run it."""
-    from flowtrain.allocator import local_inventory, make_plan
+    from flowtrain.allocator import known_stats, local_inventory, make_plan
     from flowtrain.allocator.planfile import obey, read_plan_file
     from flowtrain.shapes import read_shape
 
@@ -227,35 +228,39 @@ def _obeyed(config: Config, plan_file: Path) -> Config:
     shape = read_shape(config.model.path)
     config = obey(config, plan, shape)
     try:
-        make_plan(config, shape, local_inventory())
+        make_plan(config, shape, local_inventory(), stats=known_stats(config.data.train))
     except PlanError as error:
         raise PlanError(f"{plan.places['producers.layout']}: the plan does not fit: {error}") from error
     return config
 
 
-def _plan(config: Config, may_measure: bool = True) -> tuple[Config, Plan, tuple[str, ...]]:
-    """The config with nothing left open, its plan, and what was compared to decide."""
+def _plan(config: Config, may_measure: bool = True) -> tuple[Config, Plan, Forecast | None, tuple[str, ...]]:
+    """The config with nothing left open, its plan, what is expected of it, and what was compared to decide."""
     if config.train.step.packs is not None and config.train.max_steps is None:
         raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
-    from flowtrain.allocator import decide, known_stats, local_inventory, make_plan
+    from flowtrain.allocator import decide, forecast, known_stats, local_inventory, make_plan
     from flowtrain.allocator.bound import has_open_sizes
     from flowtrain.shapes import check_family, read_shape
 
     shape = read_shape(config.model.path)
     check_family(shape.family)
     inventory = local_inventory()
-    decided = decide(config, shape, inventory, known_stats(config.data.train), _profile(config, may_measure))
+    stats = known_stats(config.data.train)
+    profile = _profile(config, may_measure)
+    decided = decide(config, shape, inventory, stats, profile)
     notes = decided.notes
     if config.cluster.address is not None and config.placement != "colocated" and has_open_sizes(config):
         notes += ("how many processes a side has is open: it is decided once the cluster's nodes are known",)
-    return decided.config, make_plan(decided.config, shape, inventory), notes
+    plan = make_plan(decided.config, shape, inventory, stats=stats)
+    return decided.config, plan, forecast(decided.config, shape, plan, inventory, stats, profile), notes
 
 
 def _profile(config: Config, may_measure: bool) -> Profile | None:
     """What was measured, where the config asks for it; `auto` measures first where nothing of use is there."""
     if config.allocation.profile == "off":
         return None
-    from flowtrain.allocator.profile import check_profile, read_profile
+    from flowtrain.allocator import local_inventory
+    from flowtrain.allocator.profile import check_profile, other_machine, read_profile
 
     automatic = config.allocation.profile == "auto"
     path = config.run.dir.with_name(f"{config.run.dir.name}-profile.yaml") if automatic else config.allocation.profile
@@ -265,39 +270,44 @@ def _profile(config: Config, may_measure: bool) -> Profile | None:
 
         if not is_current(path, config):
             if not may_measure:
-                typer.echo(f"warning: {path} is missing or of other settings: launch measures first", err=True)
+                why = "is missing, or of other settings or another machine"
+                typer.echo(f"warning: {path} {why}: launch measures first", err=True)
                 return None
             if code := measure(config, path):
                 raise typer.Exit(code)
     profile = read_profile(path)
     check_profile(profile, config, path)
+    if (different := other_machine(profile, local_inventory())) is not None:
+        typer.echo(f"warning: {path} was measured on {different}: measure with `flowtrain profile`", err=True)
     return profile
 
 
-def _write_files(config: Config, plan: Plan, run_dir: Path) -> None:
+def _write_files(config: Config, plan: Plan, expected: Forecast | None, run_dir: Path) -> None:
     import yaml
 
-    from flowtrain.allocator import plan_to_dict
+    from flowtrain.allocator import run_plan_to_dict
     from flowtrain.config.loading import dump_resolved
     from flowtrain.telemetry.files import write_atomic
 
     write_atomic(run_dir / "config.yaml", dump_resolved(config))
-    write_atomic(run_dir / "plan.yaml", yaml.safe_dump(plan_to_dict(plan), sort_keys=False))
+    write_atomic(run_dir / "plan.yaml", yaml.safe_dump(run_plan_to_dict(config, plan, expected), sort_keys=False))
 
 
 def _show(config: Config, json_file: Path | None) -> None:
 
-    from flowtrain.allocator import describe_plan, local_inventory, plan_to_dict, plan_warnings
+    from flowtrain.allocator import describe_plan, local_inventory, plan_warnings, run_plan_to_dict
     from flowtrain.cli.rundir import write_json
     from flowtrain.config.loading import dump_resolved
 
-    config, plan, notes = _plan(config, may_measure=False)
+    config, plan, expected, notes = _plan(config, may_measure=False)
     for note in notes:
         typer.echo(note, err=True)
     typer.echo(dump_resolved(config, comments=True))
     typer.echo(describe_plan(plan))
+    if expected is not None:
+        typer.echo(f"expected: {expected.samples_per_second:.4g} samples/s (by {expected.by})")
     for warning in plan_warnings(config, plan, local_inventory()):
         typer.echo(f"warning: {warning}", err=True)
     if json_file is not None:
-        result = {"config": config.model_dump(mode="json"), "plan": plan_to_dict(plan)}
+        result = {"config": config.model_dump(mode="json"), "plan": run_plan_to_dict(config, plan, expected)}
         write_json(json_file, result)

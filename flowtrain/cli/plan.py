@@ -32,6 +32,7 @@ from flowtrain.errors import ConfigError, PlanError
 if TYPE_CHECKING:
     from flowtrain.allocator.problem import Question
     from flowtrain.allocator.report import Report
+    from flowtrain.allocator.solve import Problem
     from flowtrain.config.schema import Config
 
 DEFAULT_DEVICE = "h100"
@@ -66,6 +67,9 @@ def plan(
         str | None,
         typer.Option("--placement", help="auto, colocated or disaggregated; default: the config's, or auto."),
     ] = None,
+    anything: Annotated[
+        bool, typer.Option("--any", help="Also plans that cannot be launched: mixed placements, sides cut and shared.")
+    ] = False,
     out: Annotated[
         Path | None, typer.Option("--out", metavar="FILE", help="Write plan.yaml, for launch --plan.")
     ] = None,
@@ -101,7 +105,9 @@ def plan(
     cluster = cluster_of(device or [DEFAULT_DEVICE], nodes, devices_per_node)
     question, notes = question_for(config, source, data, cluster, freeze or [], step_samples, pack_tokens)
     question = replace(question, dtype=dtype_of(dtype, question), placements=placements_of(placement, question))
-    report = _report(question, config, policy or (config.policy if config else "flow_matching"), source, notes)
+    report = _report(
+        question, config, policy or (config.policy if config else "flow_matching"), source, notes, anything
+    )
     typer.echo(report.text())
     for file, text in ((json_file, json.dumps(report.to_dict(), indent=2) + "\n"), (out, _plan_text(report))):
         if file is not None:
@@ -109,32 +115,66 @@ def plan(
                 write_atomic(file, text)
 
 
-def _report(question: Question, config: Config | None, policy: str, source: Path, notes: list[str]) -> Report:
+def _report(
+    question: Question, config: Config | None, policy: str, source: Path, notes: list[str], anything: bool
+) -> Report:
     from flowtrain.allocator.bound import bound_note, bound_scope
     from flowtrain.allocator.candidates import WHOLE
     from flowtrain.allocator.explain import explain
     from flowtrain.allocator.footprint import device_bytes
     from flowtrain.allocator.loads import unused_encoders
     from flowtrain.allocator.memory import memory_of
+    from flowtrain.allocator.modelled import holds
     from flowtrain.allocator.policies import POLICIES
     from flowtrain.allocator.refuse import refusal
     from flowtrain.allocator.report import Report
+    from flowtrain.allocator.room import largest_block_bytes
+    from flowtrain.allocator.runnable import everything, runnable, search_spaces
 
     if policy not in POLICIES:
         raise ConfigError(f"--policy {policy}: choose among {', '.join(POLICIES)}")
     problem = question.problem()
     scope = WHOLE if config is None else bound_scope(config)
     bound = [] if config is None else bound_note(config)
-    found = POLICIES[policy](problem, device_bytes, scope)
-    if found is None:
-        raise PlanError("; ".join([refusal(problem, device_bytes, scope), *bound]))
+    replan = config is not None and config.allocation.replan != "off"
+    all_spaces = everything(problem, scope)
+    cannot = _not_launched(question, problem)
+    spaces = all_spaces if anything or cannot else runnable(problem, scope, question.shape, replan)
+    ranked = search_spaces(problem, device_bytes, POLICIES[policy], spaces)
+    if not ranked:
+        first = (spaces or all_spaces)[0]
+        told = [refusal(first.of(problem), device_bytes, first.scope), *bound]
+        if spaces is not all_spaces and search_spaces(problem, device_bytes, POLICIES[policy], all_spaces):
+            told.append("--any plans what this release cannot launch")
+        raise PlanError("; ".join(told))
+    space, found = ranked[0]
+    notes = [*notes, *cannot]
+    others = {problem.placement(plan.partition): plan for _, plan in reversed(ranked)}
+    others.pop(problem.placement(found.partition))
+    beside = [other for other in spaces if other is not space]
+    if config is not None and not holds(config.pool.bytes, largest_block_bytes(config, question.shape), found):
+        notes.append(f"pool.bytes is {config.pool.bytes}, too little for a full row in each pack that runs: raise it")
     unused = unused_encoders(question.shape, question.stats)
     notes = [*notes, *bound, *(f"the data have nothing for {name}: it gets no devices" for name in unused)]
-    why = explain(problem, device_bytes, found, scope, question.other_data())
+    problem = space.of(problem)
+    why = explain(problem, device_bytes, found, space.scope, question.other_data(), beside, list(others.values()))
     parts = {
         choice.load.name: memory_of(choice.load, choice.candidate, problem.job).parts() for choice in found.choices
     }
     return Report(str(source), problem, found, why, tuple(notes), parts)
+
+
+def _not_launched(question: Question, problem: Problem) -> list[str]:
+    """Why this release cannot launch the model, whatever its plan."""
+    from flowtrain.shapes import check_family
+
+    if len(problem.loads) > 2:
+        return [f"this release cannot launch {len(problem.loads) - 1} encoders beside each other: for planning only"]
+    try:
+        check_family(question.shape.family)
+    except ConfigError as error:
+        return [f"for planning only: {error}"]
+    return []
 
 
 def _plan_text(report: Report) -> str:

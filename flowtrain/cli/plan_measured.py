@@ -21,7 +21,7 @@ def plan_measured(config: Config, profile_file: Path, json_file: Path | None, ou
     from flowtrain.allocator import decide, describe_plan, local_inventory, make_plan, plan_to_dict
     from flowtrain.allocator.planfile import document_text
     from flowtrain.allocator.predict import Setup, predict
-    from flowtrain.allocator.profile import check_profile, read_profile
+    from flowtrain.allocator.profile import check_profile, other_machine, read_profile
     from flowtrain.cli.rundir import writing
     from flowtrain.plan import layout_text
     from flowtrain.shapes import check_family, read_shape
@@ -32,6 +32,8 @@ def plan_measured(config: Config, profile_file: Path, json_file: Path | None, ou
     profile = read_profile(profile_file)
     check_profile(profile, config, profile_file)
     inventory = local_inventory()
+    if (different := other_machine(profile, inventory)) is not None:
+        typer.echo(f"warning: {profile_file} was measured on {different}: measure with `flowtrain profile`", err=True)
     decided = decide(config, shape, inventory, profile=profile)
     plan = make_plan(decided.config, shape, inventory)
     producers, consumers = plan.producers, plan.consumers

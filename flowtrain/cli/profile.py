@@ -69,15 +69,17 @@ def profile(
 
 
 def is_current(path: Path, config: Config) -> bool:
-    """Whether the file is a profile that this config can use."""
-    from flowtrain.allocator.profile import check_profile, read_profile
+    """Whether the file is a profile that this config can use, of this machine."""
+    from flowtrain.allocator import local_inventory
+    from flowtrain.allocator.profile import check_profile, other_machine, read_profile
     from flowtrain.errors import ConfigError
 
     try:
-        check_profile(read_profile(path), config, path)
+        found = read_profile(path)
+        check_profile(found, config, path)
     except ConfigError:
         return False
-    return True
+    return other_machine(found, local_inventory()) is None
 
 
 def measure(config: Config, target: Path, limit_seconds: float = LIMIT_SECONDS) -> int:

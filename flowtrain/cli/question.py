@@ -38,6 +38,8 @@ def cluster_of(names: list[str], nodes: int | None, devices_per_node: int | None
             raise ConfigError(f"--device {text}: {error}") from None
         if devices_per_node is not None:
             node = replace(node, devices=devices_per_node)
+        if count and nodes is not None and all(":" in other for other in names):
+            raise ConfigError(f"--nodes {nodes} beside --device {text}, which says its own number: leave one out")
         pools.append(NodePool(node, int(count) if count else nodes or 1))
     if (total := num_devices(pools)) > MOST_DEVICES:
         raise ConfigError(
@@ -65,6 +67,8 @@ def question_for(
     audio = any(encoder.modality == "audio" for encoder in shape.encoders)
     most = config.packing.max_tokens if config else max(pack_tokens or DEFAULT_PACK_TOKENS)
     stats, notes = _stats(config, data, most, audio)
+    if longer := int((stats.lengths > most).sum()):
+        notes.append(f"{longer} of {len(stats)} rows are longer than a pack of {most} tokens: they are left out")
     if shape.generic:
         notes.append(f"the family {shape.family!r} is read by the names that configs share: sizes are estimates")
     if config is not None:

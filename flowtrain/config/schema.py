@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from flowtrain.config.modes import MODES, ExchangeName, ModeName, Placement
 from flowtrain.config.units import ByteSize
 from flowtrain.plan import Layout, layout_of
-from flowtrain.types import Cut, Module
+from flowtrain.types import Cut, Module, Role
 
 ModuleName = Literal["encoder", "projector", "backbone"]
 Positive = Annotated[int, Field(gt=0)]
@@ -105,7 +105,7 @@ class TrainConfig(Section):
     clip_norm: float | None = Field(1.0, gt=0, description="Bound on the gradient norm over all modules; null: none.")
     max_lag: NonNegative = Field(0, description="Encoder versions an embedding may be behind: only 0, exact.")
     eval_every: Positive | None = Field(None, description="Steps between evaluation losses; null: only at the end.")
-    gradient_checkpointing: bool = Field(False, description="Recompute activations of transformer layers.")
+    gradient_checkpointing: bool | None = Field(None, description="Recompute layers of both sides; null: as planned.")
     max_nonfinite_steps: NonNegative = Field(3, description="Steps in a row that may be left out as non-finite.")
 
     @model_validator(mode="after")
@@ -126,9 +126,8 @@ class SideConfig(Section):
     layout: str | None = Field(None, description="Degrees of parallelism, such as r2f4; excludes `num`.")
     threads: Positive | None = Field(None, description="CPU threads of each process; default: cores divided evenly.")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="`auto`: cuda where there is one.")
-    node: NonNegative | None = Field(
-        None, description="Node of the cluster for the whole side, 0 is the driver's; null: the driver's first."
-    )
+    gradient_checkpointing: bool | None = Field(None, description="Recompute layers; null: as `train` says.")
+    node: NonNegative | None = Field(None, description="Node of the whole side; null: the driver's, 0, first.")
 
     @model_validator(mode="after")
     def _one_of(self) -> SideConfig:
@@ -209,8 +208,7 @@ class PackingConfig(Section):
 
 class AllocationConfig(Section):
     policy: Literal["uniform", "stage_balanced", "flops_proportional", "flow_matching"] | None = Field(
-        None,
-        description="Who decides the processes left open; null: the mode's.",
+        None, description="Who decides the processes left open; null: the mode's."
     )
     placement: Literal["colocated", "disaggregated", "auto"] | None = Field(
         None, description="Overrides the mode's; `auto`: the allocator takes the faster one."
@@ -224,9 +222,7 @@ class AllocationConfig(Section):
         "off",
         description="When the data drift: keep the plan, say what would be better, or change the producers' number.",
     )
-    max_producers: Positive | None = Field(
-        None, description="Most producers that `replan: auto` may come to; null: twice those of the plan."
-    )
+    max_producers: Positive | None = Field(None, description="Most under `replan: auto`; null: twice the plan's.")
     drift_percent: float = Field(
         25.0, gt=0, description="Change of one side's load against the other's beyond which a plan is looked for."
     )
@@ -337,6 +333,11 @@ class Config(Section):
     @property
     def frozen(self) -> frozenset[Module]:
         return frozenset(Module(name) for name in self.train.freeze)
+
+    def recompute(self, role: Role) -> bool | None:
+        """Whether a side's layers run again in the backward; None where neither key says it."""
+        own = (self.producers if role is Role.PRODUCER else self.consumers).gradient_checkpointing
+        return self.train.gradient_checkpointing if own is None else own
 
     @property
     def parameter_dtype(self) -> Literal["float32", "float64"]:

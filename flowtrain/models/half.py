@@ -27,7 +27,7 @@ from flowtrain.models.parts import build_on_meta, load_part, read_config, read_w
 from flowtrain.models.playback import Parts, find_parts
 from flowtrain.models.table import module_of_name, module_of_parameters
 from flowtrain.models.weights import StoredTensor
-from flowtrain.types import Cut, Module
+from flowtrain.types import Cut, Module, Role
 
 
 class Half(nn.Module):
@@ -99,7 +99,7 @@ class Half(nn.Module):
         for name, parameter in model.named_parameters():
             parameter.requires_grad_(table[name] in part and table[name] not in config.frozen)
         half = cls(model, family, config.cut, part, table, device, compute_dtype)
-        if config.train.gradient_checkpointing:
+        if config.recompute(Role.CONSUMER if Module.BACKBONE in part else Role.PRODUCER):
             model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
         _tell_device(model, device)
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowtrain.allocator import pool_room
+from flowtrain.allocator import Forecast, pool_room
 from flowtrain.config.schema import Config
 from flowtrain.data.sources import Source, open_source
 from flowtrain.errors import ConfigError, DataError
@@ -32,6 +32,7 @@ class Inputs:
     resume: Path | None
     state: dict[str, Any] | None
     replay: ReplayLog | None
+    expected: Forecast | None = None
 
     @property
     def first_step(self) -> int:

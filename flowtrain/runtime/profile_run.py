@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import median
 
 from flowtrain.allocator import local_inventory, make_plan
+from flowtrain.allocator.inventory import cpu_name
 from flowtrain.allocator.profile import (
     Measured,
     PackWork,
@@ -153,9 +154,7 @@ def device_name(device: str) -> str:
         import torch
 
         return torch.cuda.get_device_name(torch.device(device))
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return cpu_name()
 
 
 def _settings(config: Config) -> list[Setting]:

@@ -30,8 +30,6 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from flowtrain.allocator.drift import Drift, Expected, Rule
-from flowtrain.allocator.predict import Setup, predict
-from flowtrain.allocator.profile import read_profile
 from flowtrain.config.loading import config_to_json
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
@@ -83,8 +81,10 @@ def make_replan(
     composer: Composer,
     reduced_roles: frozenset[Role],
     log: ReplayLog | None = None,
+    expected: Expected | None = None,
 ) -> Replan:
-    """What `allocation.replan` asks for; `log`: what the run repeats instead, from the composer's step on."""
+    """What `allocation.replan` asks for; `log`: what the run repeats instead, from the composer's step on; `expected`:
+    what the plan was made for, without which the first window must do."""
     allocation = config.allocation
     if log is not None or allocation.replan == "off" or plan.placement == "colocated":
         replayed = [] if log is None else [Change(*change) for change in log.replans(composer.step + 1)]
@@ -105,7 +105,7 @@ def make_replan(
     def work(pack: Pack) -> tuple[float, float]:
         return flops.real(flops.encode_cost(pack.samples)), flops.real(flops.pack_cost(pack.samples))
 
-    drift = Drift(rule, number, _expected(config, plan, on_cpu))
+    drift = Drift(rule, number, expected)
     watch = DriftWatch(drift, plan.consumers.layout.dp_degree, config.trainable_encoder, work)
     return Replan(config, plan, run_dir, composer, reduced_roles, watch)
 
@@ -118,21 +118,6 @@ def _check_replayed(plan: Plan, changes: Iterable[Change]) -> None:
             f"the log that is replayed comes to {most} producers and the plan has room for {there}: set "
             f"allocation.replan: auto and allocation.max_producers: {most} or more, on nodes with as many cores"
         )
-
-
-def _expected(config: Config, plan: Plan, on_cpu: bool) -> Expected | None:
-    """What the profile says of this plan; None without one, where the first window must do."""
-    if not isinstance(config.allocation.profile, Path):
-        return None
-    profile = read_profile(config.allocation.profile)
-    sides = plan.producers.ranks, plan.consumers.ranks
-    (producers, consumers), (p_threads, c_threads) = map(len, sides), (side[0].threads for side in sides)
-    found = predict(profile, Setup(False, producers, p_threads, consumers, c_threads, plan.cpus, on_cpu))
-    packs = [pack for step in profile.steps for pack in step]
-    return Expected(
-        seconds_ratio=found.producer_seconds * producers / (found.consumer_seconds * consumers),
-        work_ratio=sum(pack.encode for pack in packs) / sum(pack.train for pack in packs),
-    )
 
 
 class Replan:

@@ -16,8 +16,18 @@ from typing import TYPE_CHECKING
 
 import yaml
 
-from flowtrain.allocator import decide, known_stats, local_inventory, make_plan, plan_to_dict, plan_warnings
+from flowtrain.allocator import (
+    decide,
+    forecast,
+    known_stats,
+    local_inventory,
+    make_plan,
+    plan_to_dict,
+    plan_warnings,
+    run_plan_to_dict,
+)
 from flowtrain.allocator.limits import limit_warnings, process_limits, raise_open_files
+from flowtrain.allocator.profile import given_profile
 from flowtrain.allocator.spare import with_producers
 from flowtrain.config.loading import dump_resolved
 from flowtrain.config.schema import Config
@@ -87,21 +97,24 @@ def execute(
     """
     state = read_state(resume) if resume else None
     shape = shape or read_shape(config.model.path)
-    inventory = local_inventory()
+    inventory, stats = local_inventory(), known_stats(config.data.train)
     log = ReplayLog.read(replay) if replay else None
     with ExitStack() as stack:
         cluster = _joined(config, stop, stack) if executor is None else None
         rooms = [node.room for node in cluster.nodes] if cluster else None
         if rooms is not None:  # what is open could not be decided before
-            config = decide(config, shape, inventory, known_stats(config.data.train), nodes=rooms).config
+            config = decide(config, shape, inventory, stats, nodes=rooms).config
         given = plan is not None
-        plan = plan or make_plan(config, shape, inventory, rooms)
+        plan = plan or make_plan(config, shape, inventory, rooms, stats)
         if state and config.allocation.replan == "auto":
             plan = with_producers(plan, state["producers"])
+        expected = None if given else forecast(config, shape, plan, inventory, stats, given_profile(config), rooms)
         limits = process_limits()
         raise_open_files(plan, limits)
         held_out = open_rows(config.data.eval) if config.data.eval is not None else None
-        inputs = Inputs(config, run_dir, shape, plan, open_rows(config.data.train), held_out, resume, state, log)
+        inputs = Inputs(
+            config, run_dir, shape, plan, open_rows(config.data.train), held_out, resume, state, log, expected
+        )
         schedule = schedule_of(inputs)
         total = schedule.total_steps
         check_resume(inputs, total)
@@ -178,11 +191,15 @@ def _train(
     spec = composition(inputs)
     costs = costs_of(inputs)
     at = inputs.first_step + 1
-    files.decision(at, "plan", plan=plan_to_dict(plan))
+    expected = inputs.expected
+    told = {} if expected is None else {"expected": expected.to_dict()}  # no replay looks at it
+    files.decision(at, "plan", plan=plan_to_dict(plan), **told)
     if nodes:  # only now those of the plan are known
         write_atomic(inputs.run_dir / "config.yaml", dump_resolved(config))
         rows = who_runs_where([*all_ranks(plan), *plan.spare], nodes)
-        write_atomic(inputs.run_dir / "plan.yaml", yaml.safe_dump(plan_to_dict(plan), sort_keys=False))
+        write_atomic(
+            inputs.run_dir / "plan.yaml", yaml.safe_dump(run_plan_to_dict(config, plan, expected), sort_keys=False)
+        )
         write_atomic(inputs.run_dir / "placement.json", json.dumps([asdict(row) for row in rows], indent=2) + "\n")
         if config.telemetry.progress != "off":
             ledger.line(placement_table(rows))
@@ -261,7 +278,16 @@ def _controller(
         CheckpointWriter(inputs.run_dir, config.checkpoint.keep),
         schedule,
         stop,
-        make_replan(config, plan, inputs.shape, inputs.run_dir, composer, inputs.reduced_roles, inputs.replay),
+        make_replan(
+            config,
+            plan,
+            inputs.shape,
+            inputs.run_dir,
+            composer,
+            inputs.reduced_roles,
+            inputs.replay,
+            None if inputs.expected is None else inputs.expected.ratios,
+        ),
         Peers({Role.PRODUCER: plan.producers.layout, Role.CONSUMER: plan.consumers.layout}),
         inputs.data_order,
         trace,

@@ -50,7 +50,7 @@ def all_candidates(load: Any, node: Any, num_devices: int, job: Any) -> Iterator
                 if d % f or (f & (f - 1) and f != d):
                     continue
                 for v, e, size, recompute in product(
-                    (1, 2, 4), powers(max(1, load.experts)), sizes, (0, 1, 2) if load.linear_passes > 1 else (0,)
+                    (1, 2, 4), powers(max(1, load.experts)), sizes, (0, 1) if load.linear_passes > 1 else (0,)
                 ):
                     if v > 1 and (p == 1 or load.layers % (p * v)):
                         continue
@@ -81,13 +81,12 @@ def rate_of(load: Any, k: dict[str, int], node: Any, job: Any) -> tuple[float, f
     work = tokens / load.tokens / packs if load.tokens else b / packs
     rows = tokens / packs / c
     backward = 1 if load.linear_passes > 1 else 0
-    full = 1 if k["recompute"] == 2 and backward else 0
-    more = (0.0, 0.05, 1.0)[k["recompute"]] * backward
+    full = k["recompute"] * backward
 
     peak = node.peak_flops[job.dtype] * threads**eta.thread * t * c
     product_speed = peak * eta.gemm * (rows / (rows + eta.half_rows) if load.tokens else 1.0)
-    layers = (load.linear_passes + more) * load.linear_flops * work / product_speed
-    layers += (load.attention_passes + more) * load.attention_flops * work / (peak * eta.attention)
+    layers = (load.linear_passes + full) * load.linear_flops * work / product_speed
+    layers += (load.attention_passes + full) * load.attention_flops * work / (peak * eta.attention)
     outer = load.linear_passes * load.outer_flops * work / product_speed
 
     def width(span: int) -> float:

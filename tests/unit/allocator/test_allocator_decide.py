@@ -11,20 +11,28 @@ import pytest
 from allocator_inputs import config
 from profiles import MADE
 
-from flowtrain.allocator import Inventory, NodeRoom, decide, make_plan
+from flowtrain.allocator import Inventory, NodeRoom, decide, forecast, make_plan
+from flowtrain.allocator.bound import bound_scope
+from flowtrain.allocator.candidates import Scope, Side, candidate_blocks
 from flowtrain.allocator.decide import _setups
 from flowtrain.allocator.devices import PCIE_BANDWIDTH, devices_of
+from flowtrain.allocator.footprint import device_bytes
 from flowtrain.allocator.gpus import Gpu
+from flowtrain.allocator.hardware import HARDWARE, NodePool
 from flowtrain.allocator.planfile import obey, read_plan_file
-from flowtrain.allocator.policies import POLICIES
+from flowtrain.allocator.policies import POLICIES, flow_matching
+from flowtrain.allocator.problem import question_of
 from flowtrain.allocator.profile import Measured, PackWork, Profile, Timing
-from flowtrain.allocator.stats import known_stats
+from flowtrain.allocator.stats import assumed_stats, known_stats
+from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.plan import layout_text
 from flowtrain.shapes import ModelShape, read_shape
 from flowtrain.sizes import row_sizes, sizes_file
 from flowtrain.types import ImageMeta, Role, SampleMeta, SkippedRow
 
 GIB = 2**30
+EXAMPLES = Path(__file__).parents[3] / "examples"
 H100 = Gpu("NVIDIA H100 80GB HBM3", 80 * 10**9, links=18)
 A100 = Gpu("NVIDIA A100-SXM4-80GB", 80 * 10**9, links=12)
 
@@ -101,10 +109,78 @@ def test_a_small_pool_bounds_the_number_of_processes(emoji: Path, shape: ModelSh
         make_plan(tight, shape, cores(16))
 
 
-def test_memory_bounds_the_number_of_processes(emoji: Path, shape: ModelShape) -> None:
+def test_memory_that_holds_no_process_is_told(emoji: Path, shape: ModelShape) -> None:
     starved = Inventory(cpus=16, gpus=0, memory_bytes=GIB, shm_bytes=GIB)
-    plan = make_plan(config(emoji), shape, starved)
-    assert [len(side.ranks) for side in (plan.producers, plan.consumers)] == [1, 1]
+    with pytest.raises(
+        PlanError, match=r"2 processes on the CPU and the pool need 1\.\d+ GB, and this machine has 1\.07"
+    ):
+        make_plan(config(emoji), shape, starved)
+
+
+def large(emoji: Path, **sections: Any) -> Config:
+    """7 billion parameters, all trained."""
+    model = {"path": EXAMPLES / "plans/qwen2.5-vl-7b", "dtype": "bfloat16"}
+    step = {"samples": 256}
+    base = {"model": model, "packing": {"max_tokens": 8192}, "pool": {"bytes": "8GiB"}}
+    train = {"step": step, **sections.pop("train", {})}
+    return config(emoji, **base, train=train, **sections)
+
+
+def test_gpus_take_layouts_that_fit_their_memory(emoji: Path) -> None:
+    """A backbone that no GPU holds whole is cut, as `flowtrain plan` cuts it, and recomputed where that is faster."""
+    given = large(emoji)
+    shape = read_shape(given.model.path)
+    machine = Inventory(64, 8, 512 * GIB, GIB, (H100,) * 8)
+    found = decide(given, shape, machine).config
+    plan = make_plan(found, shape, machine)
+    assert len(plan.producers.ranks) + len(plan.consumers.ranks) == 8
+    assert plan.consumers.layout.world_size > plan.consumers.layout.dp_replicate
+    problem = question_of(given, shape, assumed_stats(8192), (NodePool(HARDWARE["h100"], 1),)).problem()
+    best = flow_matching(problem, device_bytes, bound_scope(given))
+    assert best is not None
+    assert found.consumers.layout == layout_text(best.choices[-1].candidate.layout)
+    assert bool(found.recompute(Role.PRODUCER)) == bool(best.choices[0].candidate.recompute)
+    assert decide(found, shape, machine).config == found
+    kept = decide(large(emoji, train={"gradient_checkpointing": False}), shape, machine).config
+    assert kept.recompute(Role.PRODUCER) is False, "what is set binds"
+
+
+@pytest.mark.parametrize(
+    ("sections", "told"),
+    [
+        ({"consumers": {"layout": "r1"}}, r"needs 14\d GB of a device at least, and 7\d.* consumers.layout: r1, which"),
+        (
+            {"consumers": {"layout": "r1"}, "producers": {"num": 1}},
+            r"consumers of layout r1 need 1\d\d GB of a GPU, and 7",
+        ),
+        ({"mode": "monolithic"}, r"14\d GB of a device at least, and 7\d"),
+        (
+            {"mode": "monolithic", "producers": {"num": 8}, "consumers": {"num": 8}},
+            r"colocated producers and consumers of layout r8 need 1\d\d GB of a GPU, and 7.*placement: disaggregated",
+        ),
+    ],
+)
+def test_what_gpus_cannot_hold_is_refused(emoji: Path, sections: dict[str, Any], told: str) -> None:
+    given = large(emoji, **sections)
+    with pytest.raises(PlanError, match=told):
+        make_plan(given, read_shape(given.model.path), Inventory(64, 8, 512 * GIB, GIB, (H100,) * 8))
+
+
+def test_auto_compares_all_devices_with_all_devices(emoji: Path, shape: ModelShape) -> None:
+    """Placements are given the same GPUs, or cores: colocated is as many copies as there are."""
+    model = {"path": emoji / "model", "dtype": "bfloat16"}
+    machine = Inventory(16, 8, 64 * GIB, GIB, (H100,) * 8)
+    step = {"step": {"samples": 256}}
+    given = config(emoji, model=model, allocation={"placement": "auto"}, train=step)
+    found = decide(given, shape, machine)
+    assert [note for note in found.notes if note.startswith("colocated, 8 ranks")]
+    alone = decide(config(emoji, model=model, mode="monolithic", train=step), shape, machine).config
+    assert (alone.producers.num, alone.consumers.num) == (8, 8)
+    on_cores = decide(config(emoji, allocation={"placement": "auto"}, train=step), shape, cores(4))
+    assert len(on_cores.notes) == 2
+    if on_cores.config.placement == "colocated":
+        plan = make_plan(on_cores.config, shape, cores(4))
+        assert sum(rank.threads for rank in plan.consumers.ranks) == 4
 
 
 def test_auto_takes_the_faster_placement_by_the_profile(emoji: Path, shape: ModelShape) -> None:
@@ -152,9 +228,45 @@ def test_a_profile_is_asked_for_few_setups_of_many_cores(emoji: Path) -> None:
     assert {(1, 64, 1, 64), (1, 1, 1, 127), (4, 16, 2, 32)} <= set(many)
 
 
-def test_auto_with_several_processes_asked_for_is_disaggregated(emoji: Path, shape: ModelShape) -> None:
+def test_a_forecast_is_the_rate_that_decided(emoji: Path) -> None:
+    """A plan that is made is expected to run as fast as the search said, and drift is told its sides' seconds."""
+    given = large(emoji)
+    shape, machine = read_shape(given.model.path), Inventory(64, 8, 512 * GIB, GIB, (H100,) * 8)
+    stats = assumed_stats(8192)
+    found = decide(given, shape, machine, stats)
+    expected = forecast(found.config, shape, make_plan(found.config, shape, machine, stats=stats), machine, stats)
+    assert expected is not None
+    assert expected.samples_per_second == pytest.approx(found.rate, rel=1e-6)
+    assert expected.ratios is not None
+    assert 0.5 < expected.ratios.seconds_ratio < 2.0, "two producers and six consumers, three of which share packs"
+    plan = make_plan(found.config, shape, machine)
+    unknown = forecast(found.config, shape, plan, machine)
+    assert unknown is not None
+    assert unknown.ratios is None, "rows of assumed sizes are no plan to drift from"
+    busy = replace(machine, cpus=1, gpus=0, devices=())
+    assert forecast(given, shape, plan, busy) is None
+
+
+def test_packs_that_run_together_bound_pipelines_too(emoji: Path) -> None:
+    given = large(emoji)
+    problem = question_of(given, read_shape(given.model.path), assumed_stats(8192), (NodePool(HARDWARE["h100"], 1),))
+    load, pool = problem.problem().loads[-1], NodePool(HARDWARE["h100"], 1)
+    for most in (1, 3, 8):
+        scope = Scope(consumers=Side(most=most))
+        tables = list(candidate_blocks(load, pool, 256, (8192,), scope))
+        layouts = [table[row].layout for table in tables for row in range(len(table))]
+        assert max(layout.dp_degree * layout.packs_held for layout in layouts) <= most
+    assert any(layout.vpp > 1 for layout in layouts)
+
+
+def test_auto_leaves_numbers_that_are_set(emoji: Path, shape: ModelShape) -> None:
+    """Colocated sides are as many processes each."""
     given = config(emoji, allocation={"placement": "auto"}, producers={"num": 2})
-    assert decide(given, shape, cores(4)).config.allocation.placement == "disaggregated"
+    found = decide(given, shape, cores(4)).config
+    assert found.producers.num == 2
+    assert found.placement == "disaggregated" or found.consumers.num == 2
+    unequal = config(emoji, allocation={"placement": "auto"}, producers={"num": 2}, consumers={"num": 1})
+    assert decide(unequal, shape, cores(4)).config.allocation.placement == "disaggregated"
 
 
 def test_gpus_are_divided_as_far_as_they_are_known(emoji: Path, shape: ModelShape) -> None:
@@ -169,7 +281,8 @@ def test_gpus_are_divided_as_the_smallest_of_them(emoji: Path, shape: ModelShape
     """One of eight has next to no memory, or no direct link."""
     given = config(emoji, model={"path": emoji / "model", "dtype": "bfloat16"})
     small = Inventory(16, 8, 64 * GIB, GIB, (*(H100,) * 7, replace(H100, memory_bytes=10**6)))
-    assert decide(given, shape, small).config.producers.num is None
+    with pytest.raises(PlanError, match=r"GB of a device at least, and 0 GB of it may be taken"):
+        decide(given, shape, small)
     apart = (*(H100,) * 7, replace(H100, links=0))
     (pool,) = devices_of(given, Inventory(16, 8, 64 * GIB, GIB, apart), None) or ()
     assert pool.node.link_bandwidth == PCIE_BANDWIDTH
@@ -261,6 +374,7 @@ def test_plan_file_is_obeyed(emoji: Path, tmp_path: Path, shape: ModelShape) -> 
         (PLAN.replace("layout: r2", "layouts: r2"), ConfigError, "plan.yaml:2:1: producers: a plan says the layout"),
         (PLAN.replace("threads: 1", "threads: none"), ConfigError, "plan.yaml:2:25: producers.threads: 'none'"),
         (PLAN.replace("threads: 1", "ranks: [3]"), ConfigError, "producers.threads: .* is no number of threads"),
+        (PLAN.replace("threads: 1", "ranks: [{threads: 1}, {threads: 4}]"), ConfigError, "producers.threads: .*1, 4"),
         (PLAN + "speed: 3\n", ConfigError, "plan.yaml:5:1: speed: a plan has no such key"),
         ("- r2\n", ConfigError, "this is no plan"),
         ("a: [\n", ConfigError, "not YAML"),

@@ -6,7 +6,6 @@ import gc
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from memory_measured import LiveBytes, kept_storages
-from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
 from flowtrain.allocator.load import Candidate, CandidateTable, ModuleLoad
@@ -104,32 +102,6 @@ def test_what_a_backbone_layer_keeps(kind: str, trains: bool, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", [4, 2])
-def test_what_a_layer_keeps_under_selective_recompute(n: int) -> None:
-    """Torch's own, which keeps what matrices and attention make: the output of attention's last matrix too."""
-    products = {torch.ops.aten.mm.default, torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
-
-    def policy(context: Any, operator: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
-        return CheckpointPolicy.MUST_SAVE if operator in products else CheckpointPolicy.PREFER_RECOMPUTE
-
-    def alive(layers: int, rows: int) -> int:
-        model = language_model("llama", layers).model
-        places = torch.arange(rows)[None]
-        live = LiveBytes()
-        with live, torch.autocast("cpu", torch.bfloat16) if n == 2 else nullcontext():
-            hidden = torch.zeros(1, rows, HIDDEN, requires_grad=True) * 1.0
-            angles = model.rotary_emb(hidden, places)
-            for layer in model.layers:
-                contexts = partial(create_selective_checkpoint_contexts, policy)
-                run = partial(layer, position_embeddings=angles)
-                hidden = checkpoint(run, hidden, use_reentrant=False, context_fn=contexts)
-            gc.collect()
-            return live.bytes
-
-    measured = (alive(3, 64) - alive(3, 32) - alive(2, 64) + alive(2, 32)) / 32
-    assert 0.9 * measured <= kept_bytes(backbone(), n, "selective") <= measured
-
-
-@pytest.mark.parametrize("n", [4, 2])
 def test_what_an_encoder_layer_keeps(n: int) -> None:
     """The model counts queries and keys before rotation too: at most a quarter more than an encoder without one."""
 
@@ -154,7 +126,7 @@ def test_what_an_encoder_layer_keeps(n: int) -> None:
 
 
 @pytest.mark.parametrize("trained_share", [1.0, 0.25])
-@pytest.mark.parametrize("recompute", [0, 2])
+@pytest.mark.parametrize("recompute", [0, 1])
 @pytest.mark.parametrize("n", [4, 2])
 def test_a_whole_step(n: int, recompute: int, trained_share: float) -> None:
     """The most bytes alive in a step of two packs and AdamW, of a real model that has made one already: -5 to +12 %."""
@@ -163,7 +135,7 @@ def test_a_whole_step(n: int, recompute: int, trained_share: float) -> None:
     live = LiveBytes()
     with live:
         model = language_model("llama", layers)
-        if recompute == 2:
+        if recompute:
             model.activation_checkpointing_enable()
             model.train()
         optimizer = torch.optim.AdamW(model.parameters(), fused=True)
@@ -201,7 +173,7 @@ degrees = st.sampled_from([1, 2, 4])
 
 
 @settings(deadline=None)
-@given(degrees, degrees, degrees, st.sampled_from([1, 2, 4]), st.integers(0, 2), st.sampled_from([1024, 4096]))
+@given(degrees, degrees, degrees, st.sampled_from([1, 2, 4]), st.integers(0, 1), st.sampled_from([1024, 4096]))
 def test_more_ranks_never_need_more(tp: int, cp: int, shard: int, pp: int, recompute: int, pack: int) -> None:
     job, load = Job(64), backbone(16, tokens=512)
     base = Candidate(dp_shard=shard, tp=tp, cp=cp, pp=pp, recompute=recompute, pack_tokens=pack)
@@ -216,7 +188,7 @@ def test_more_ranks_never_need_more(tp: int, cp: int, shard: int, pp: int, recom
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(degrees, degrees, degrees, degrees, st.integers(0, 2)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(degrees, degrees, degrees, degrees, st.integers(0, 1)), min_size=1, max_size=6))
 def test_a_table_is_its_rows(rows: list[tuple[int, int, int, int, int]]) -> None:
     candidates = [Candidate(dp_shard=f, tp=t, cp=c, pp=p, recompute=r) for f, t, c, p, r in rows]
     job, load = Job(64), backbone(16)

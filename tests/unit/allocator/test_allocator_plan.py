@@ -77,6 +77,15 @@ def test_more_processes_than_cores(emoji: Path, shape: ModelShape) -> None:
     assert error.value.exit_code == 4
 
 
+def test_a_replan_that_cannot_be_is_told(emoji: Path, shape: ModelShape) -> None:
+    few = config(emoji, producers={"num": 2}, allocation={"replan": "auto", "max_producers": 1})
+    with pytest.raises(PlanError, match=r"allocation\.max_producers is 1 and the plan has 2 producers"):
+        make_plan(few, shape, TWO_CORES)
+    alone = config(emoji, mode="monolithic", allocation={"replan": "auto"})
+    warnings = plan_warnings(alone, make_plan(alone, shape, TWO_CORES), TWO_CORES)
+    assert [line for line in warnings if line.startswith("allocation.replan is auto and a colocated run")]
+
+
 def test_devices(emoji: Path, shape: ModelShape) -> None:
     def devices(gpus: int, **sections: Any) -> tuple[str, str]:
         plan = make_plan(config(emoji, **sections), shape, Inventory(8, gpus, 8 * GIB, GIB))

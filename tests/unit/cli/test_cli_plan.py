@@ -21,6 +21,7 @@ from flowtrain.allocator.profile import (
     dump_profile,
     profile_key,
 )
+from flowtrain.allocator.stats import read_stats
 from flowtrain.cli.main import make_app
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
@@ -113,6 +114,42 @@ def test_a_launch_obeys_the_plan_of_its_own_config(
             assert after.threads == before.threads
 
 
+BIG = EXAMPLE.parent / "plans/qwen2.5-vl-7b"
+
+
+def test_a_plan_is_one_that_launch_runs(tmp_path: Path) -> None:
+    """A large model, all trained: recomputation goes with the layouts; colocated sides that are cut are for `--any`."""
+    plan = tmp_path / "plan.yaml"
+    settings = (
+        f"model.path={BIG}", "model.dtype=bfloat16", "packing.max_tokens=8192", "train.step.samples=256",
+        "producers.num=null", "producers.threads=null", "consumers.num=null", "consumers.threads=null",
+    )  # fmt: skip
+    chosen = [text for one in settings for text in ("--set", one)]
+    run(EXAMPLE / "emoji.yaml", "--device", "h100", *chosen, "--out", plan)
+    config = load_config(EXAMPLE / "emoji.yaml", settings).config
+    shape, read = read_shape(BIG), read_plan_file(plan)
+    obeyed = obey(config, read, shape)
+    assert obeyed.recompute(Role.PRODUCER) is read.recompute[Role.PRODUCER] is not None
+    assert obeyed.recompute(Role.CONSUMER) is read.recompute[Role.CONSUMER] is not None
+    other = not read.recompute[Role.CONSUMER]
+    against = load_config(EXAMPLE / "emoji.yaml", (*settings, f"train.gradient_checkpointing={other}".lower())).config
+    with pytest.raises(PlanError, match=r"gradient_checkpointing: the plan says \w+ and the config"):
+        obey(against, read, shape)
+    with pytest.raises(PlanError, match=r"of a device at least.*--any plans what this release cannot launch"):
+        run(EXAMPLE / "emoji.yaml", "--device", "h100", *chosen, "--placement", "colocated")
+    run(EXAMPLE / "emoji.yaml", "--device", "h100", *chosen, "--placement", "colocated", "--any", "--out", plan)
+    with pytest.raises(PlanError, match="as many whole copies"):
+        obey(config, read_plan_file(plan), shape)
+
+
+def test_rows_that_are_left_out_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    trace = EXAMPLE.parents[1] / "benchmarks/traces/mix_sft_8k.parquet"
+    run(EXAMPLE / "model", "--device", "h100", "--data", trace, "--pack-tokens", 2048)
+    text = capsys.readouterr().out
+    stats = read_stats(trace)
+    assert f"{(stats.lengths > 2048).sum()} of {len(stats)} rows are longer than a pack of 2048 tokens" in text
+
+
 def measured(config: Config) -> Profile:
     """What a fast backbone beside a slow encoder would leave in a profile of this config."""
 
@@ -139,7 +176,9 @@ def test_a_profile_plans_this_machine(tmp_path: Path, capsys: pytest.CaptureFixt
     config = load_config(EXAMPLE / "emoji.yaml").config
     file.write_text(dump_profile(measured(config)))
     run(EXAMPLE / "emoji.yaml", "--profile", file, "--json", data, "--out", plan)
-    assert "samples/s predicted" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "samples/s predicted" in told.out
+    assert f"warning: {file} was measured on {MADE.device}" in told.err
     result = json.loads(data.read_text())
     assert result["placement"] == "disaggregated"  # the mode's: nothing is open in this config
     assert result["expected"]["samples_per_second"] == pytest.approx(4 / 3.0)
@@ -159,6 +198,7 @@ def test_a_profile_plans_this_machine(tmp_path: Path, capsys: pytest.CaptureFixt
         (["emoji.yaml", "--device", "abacus"], ConfigError, "abacus"),
         (["emoji.yaml", "--device", "h100:none"], ConfigError, "number of nodes"),
         (["model", "--device", "h100:²"], ConfigError, "number of nodes"),
+        (["model", "--device", "h100:2", "--nodes", "5"], ConfigError, "--nodes 5 beside --device h100:2"),
         (["model", "--device", "h100:9999999"], ConfigError, "79999992 devices .* 262144"),
         (["model", "--dtype", "int4"], ConfigError, "bfloat16"),
         (["model", "--freeze", "encoder", "--freeze", "projector", "--freeze", "backbone"], ConfigError, "train"),
