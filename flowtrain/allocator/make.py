@@ -88,7 +88,7 @@ def make_plan(
     _check_replan(config, plan)
     plan = with_spare(config, plan, nodes)
     _check_cores(config, plan)
-    _check_memory(config, plan, inventory)
+    _check_memory(config, plan, inventory, nodes)
     pool_room(config, shape, plan)
     check_device_memory(config, shape, plan, inventory, nodes, stats)
     return plan
@@ -229,9 +229,18 @@ def _check_cores(config: Config, plan: Plan) -> None:
         )
 
 
-def _check_memory(config: Config, plan: Plan, inventory: Inventory) -> None:
+def _check_memory(config: Config, plan: Plan, inventory: Inventory, nodes: Sequence[NodeRoom] | None) -> None:
+    """`nodes`: Ray's figure is what a node lends in all, not what is free."""
     if config.cluster.address is None and plan.pool_bytes > inventory.memory_bytes:
         raise PlanError(
             f"pool.bytes is {plan.pool_bytes} and this machine has {inventory.memory_bytes} bytes of memory free: "
             f"lower pool.bytes"
         )
+    ranks = [rank for side in (plan.producers, plan.consumers) for rank in side.ranks]
+    for number, node in enumerate(nodes or ()):
+        need = sum(rank.segment_bytes for rank in ranks if rank.node == number)
+        if need > node.memory_bytes > 0:
+            raise PlanError(
+                f"pool.bytes puts {need} bytes on node {node.name}, which lends {node.memory_bytes:.0f} bytes of "
+                f"memory: lower pool.bytes, or start Ray there with more (--memory)"
+            )

@@ -175,6 +175,15 @@ def test_a_receive_segment_too_small_is_refused_with_both_numbers(emoji: Path, s
         make_plan(given, shape, MANY, rooms(8, 8))
 
 
+def test_a_pool_above_what_a_node_lends_is_refused(emoji: Path, shape: ModelShape) -> None:
+    given = joined(
+        emoji, producers={"threads": 1, "node": 1}, consumers={"threads": 1, "node": 0}, pool={"bytes": 2**25}
+    )
+    lent = [NodeRoom("10.0.0.0", 2, 0, 2**30), NodeRoom("10.0.0.1", 2, 0, 2**24)]
+    with pytest.raises(PlanError, match=f"puts {2**25} bytes on node 10.0.0.1, which lends {2**24} bytes"):
+        make_plan(given, shape, MANY, lent)
+
+
 def test_shared_memory_ends_at_the_node(emoji: Path, shape: ModelShape) -> None:
     sides = {"producers": {"threads": 1, "node": 1}, "consumers": {"threads": 1}}
     with pytest.raises(PlanError, match=r"pool.transport is shm and the plan has processes on nodes \[0, 1\]"):
