@@ -56,11 +56,10 @@ def starting(run_dir: Path) -> Iterator[tuple[Launch, psutil.Process]]:
     ("victim", "layouts"),
     [
         ("producer 0", ()),
-        ("producer 1", ("producers.layout=f2", "consumers.layout=f2")),
+        ("producer 1", ("producers.layout=f2", "consumers.layout=c2")),
         ("consumer 1", ("producers.layout=r2", "consumers.layout=f2e2")),
-        ("consumer 1", ("producers.layout=t2", "consumers.layout=t2")),
-        ("consumer 0", ("producers.layout=r1", "consumers.layout=c2")),
-        ("consumer 0", ("producers.layout=r1", "consumers.layout=p2")),
+        ("consumer 1", ("producers.layout=r1", "consumers.layout=t2")),
+        ("consumer 0", ("producers.layout=t2", "consumers.layout=p2")),
     ],
     ids=lambda value: value if isinstance(value, str) else "-".join(value) or "r1",
 )
