@@ -28,6 +28,7 @@ import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from statistics import fmean, median
 from typing import Any
@@ -53,8 +54,8 @@ TWO = ("producers.num=2",)
 ONE_PROCESS = ("mode=monolithic",)
 CALIBRATION = (
     keys(32, 512, "pool.exchange=barrier_step"),
-    keys(32, 1536, "pool.exchange=barrier_step"),
     keys(32, 1024),
+    keys(32, 1536, "pool.exchange=barrier_step"),
 )
 JUDGED: dict[str, dict[str, Keys]] = {
     "trainable": {
@@ -73,28 +74,36 @@ MOST_ERROR, MOST_MEAN_ERROR, MOST_EMULATED_ERROR = 10.0, 5.0, 5.0
 MIDDLE_SECONDS, LARGE_GIB = 60.0, 8.0
 
 
-def cycle(runs: TimedRuns, even: Path, odd: Path, freeze: str, number: int, seed: int) -> list[dict[str, Any]]:
+def cycle(runs: TimedRuns, even: Path, odd: Path, number: int, seed: int) -> list[dict[str, Any]]:
     """Calibration, predictions, judged runs."""
-    fixed = FREEZE[freeze]
-    calibration = [runs.prepare(even, (*own, *fixed), STEPS, seed) for own in CALIBRATION]
-    for run in calibration:
+    calibration = {
+        freeze: [runs.prepare(even, (*own, *fixed), STEPS, seed) for own in CALIBRATION]
+        for freeze, fixed in FREEZE.items()
+    }
+    for run in chain.from_iterable(calibration.values()):
         runs.run(run)
     found = calibrate(calibration)
-    to_come = {name: runs.prepare(odd, (*own, *fixed), STEPS, seed) for name, own in JUDGED[freeze].items()}
-    file = runs.folder / f"predicted-{freeze}-{number}.json"
-    file.write_text(json.dumps({name: found.rate(run, SKIPPED) for name, run in to_come.items()}), encoding="utf-8")
+    to_come = {
+        (freeze, name): runs.prepare(odd, (*own, *FREEZE[freeze]), STEPS, seed)
+        for freeze, judged in JUDGED.items()
+        for name, own in judged.items()
+    }
+    file = runs.folder / f"predicted-{number}.json"
+    told = [(freeze, name, found[freeze].rate(run, SKIPPED)) for (freeze, name), run in to_come.items()]
+    file.write_text(json.dumps(told), encoding="utf-8")
     # From here on the file is all that is used of the predictions.
-    predictions = list(json.loads(file.read_text(encoding="utf-8")).items())
+    predictions = json.loads(file.read_text(encoding="utf-8"))
+    first = number * len(predictions) // CYCLES
     rows = []
-    for name, predicted in (*predictions[number % len(predictions) :], *predictions[: number % len(predictions)]):
-        run = to_come[name]
+    for freeze, name, predicted in (*predictions[first:], *predictions[:first]):
+        run = to_come[freeze, name]
         runs.run(run)
-        measured, drift = run.rate(SKIPPED), found.drift(run)
+        measured, drift = run.rate(SKIPPED), found[freeze].drift(run)
         more = {
             "drift %": 100.0 * drift,
             "without drift %": 100.0 * (predicted / (1.0 + drift) / measured - 1.0),
-            "together": found.cores.together,
-            "message ms": 1000.0 * found.control.latency_seconds,
+            "together": found[freeze].cores.together,
+            "message ms": 1000.0 * found[freeze].control.latency_seconds,
         }
         rows.append({"cycle": number, **compared(f"{freeze}, {name}", predicted, measured), **more})
     return rows
@@ -121,12 +130,8 @@ def judge(seed: int) -> list[dict[str, Any]]:
         folder = Path(name)
         even, odd = split(folder)
         with TimedRuns(folder) as runs:
-            return [
-                row
-                for number in range(CYCLES)
-                for freeze in FREEZE
-                for row in cycle(runs, even, odd, freeze, number, CYCLES * seed + number)
-            ]
+            cycles = (cycle(runs, even, odd, number, CYCLES * seed + number) for number in range(CYCLES))
+            return list(chain.from_iterable(cycles))
 
 
 def errors(rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:

@@ -13,7 +13,7 @@ lines.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
@@ -37,6 +37,9 @@ LEAST_TOGETHER = 0.4
 SIDES = (Role.PRODUCER, Role.CONSUMER)
 PRODUCER = ("patch", "patch_pair", "unit")
 CONSUMER = ("token", "token_pair", "trained_token", "projected_patch", "pack")
+
+Lines = Mapping[str, Sequence[float]]
+"""Seconds of each feature, by kind of order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,38 +124,67 @@ class Seconds:
         return self.by.ends.get(("update", role), 0.0)
 
 
-def calibrate(runs: Sequence[TimedRun], cores: int | None = None) -> Calibration:
-    """From runs of one producer and one consumer, some of which leave the sides no time at the same moment."""
-    base = runs[0].cost
-    by_kind: dict[str, list[Order]] = {"encode": [], "backward": [], "pack": []}
+def calibrate(settings: Mapping[str, Sequence[TimedRun]], cores: int | None = None) -> dict[str, Calibration]:
+    """Of each setting, from its runs of one producer and one consumer, some of which leave the sides no time at the
+    same moment. Lines are a setting's own, the cores are the machine's: all runs say how fast they are."""
+    bases = {name: runs[0].cost for name, runs in settings.items()}
+    orders = {name: _orders(runs) for name, runs in settings.items()}
+    lines, speed = fit(bases, orders, cores or os.cpu_count() or 1)
+    found = {}
+    for name, runs in settings.items():
+        models = {kind: _model(bases[name], kind, line) for kind, line in lines[name].items()}
+        found[name] = Calibration(
+            models["encode"],
+            models.get("backward"),
+            models["pack"],
+            _ends(runs, speed),
+            speed,
+            _control(runs),
+            _read_seconds(runs),
+        )
+    return found
+
+
+def _orders(runs: Sequence[TimedRun]) -> dict[str, list[Order]]:
+    """By kind, without those of each run's warm-up."""
+    found: dict[str, list[Order]] = {"encode": [], "backward": [], "pack": []}
     for run in runs:
         orders = [*run.units(), *run.packs()]
-        for kind, found in by_kind.items():
-            found += [order for order in orders if order.kind == kind][WARM_UP:]
-    lines, speed = fit(base, by_kind, cores or os.cpu_count() or 1)
+        for kind, of_kind in found.items():
+            of_kind += [order for order in orders if order.kind == kind][WARM_UP:]
+    return found
+
+
+def _ends(runs: Sequence[TimedRun], cores: Cores) -> dict[tuple[str, Role], float]:
     ends = {}
     for method in ("reduce", "update"):
         for role in SIDES:
-            seconds = [_alone(order, speed) for run in runs for order in run.ends(method, role)[1:]]
+            seconds = [_alone(order, cores) for run in runs for order in run.ends(method, role)[1:]]
             if seconds:
                 ends[method, role] = median(seconds)
-    models = {kind: _model(base, kind, line) for kind, line in lines.items()}
-    return Calibration(
-        models["encode"], models.get("backward"), models["pack"], ends, speed, _control(runs), _read_seconds(runs)
-    )
+    return ends
 
 
 def fit(
-    base: CostModel, by_kind: Mapping[str, Sequence[Order]], cores: int
-) -> tuple[dict[str, Sequence[float]], Cores]:
-    """Seconds of each feature for each kind of order that there is, and the cores' speed; `base`: FLOPs."""
-    real = base.coefficients()
-    priors = {kind: [real[name] for name in (CONSUMER if kind == "pack" else PRODUCER)] for kind in by_kind}
+    bases: Mapping[str, CostModel], settings: Mapping[str, Mapping[str, Sequence[Order]]], cores: int
+) -> tuple[dict[str, Lines], Cores]:
+    """Lines of each setting, seconds of each feature for each kind of order that there is, and the cores' speed;
+    `bases`: FLOPs."""
+    priors = {name: _priors(base.coefficients()) for name, base in bases.items()}
     speed = Cores(cores)
     for _ in range(ROUNDS):
-        lines = {kind: _line(orders, priors[kind], speed) for kind, orders in by_kind.items() if orders}
-        speed = Cores(cores, _together(by_kind, lines))
+        lines = {
+            name: {kind: _line(orders, priors[name][kind], speed) for kind, orders in by_kind.items() if orders}
+            for name, by_kind in settings.items()
+        }
+        pairs = [(order, lines[name][kind]) for name in lines for kind in lines[name] for order in settings[name][kind]]
+        speed = Cores(cores, _together(pairs))
     return lines, speed
+
+
+def _priors(real: Mapping[str, float]) -> Lines:
+    producer, consumer = ([real[name] for name in names] for names in (PRODUCER, CONSUMER))
+    return {"encode": producer, "backward": producer, "pack": consumer}
 
 
 def _alone(order: Order, cores: Cores) -> float:
@@ -169,13 +201,13 @@ def _line(orders: Sequence[Order], prior: Sequence[float], cores: Cores) -> Sequ
     return found.usable
 
 
-def _together(by_kind: Mapping[str, Sequence[Order]], lines: Mapping[str, Sequence[float]]) -> float:
+def _together(orders: Iterable[tuple[Order, Sequence[float]]]) -> float:
+    """What makes shared seconds agree with the lines."""
     told = alone = shared = 0.0
-    for kind, line in lines.items():
-        for order in by_kind[kind]:
-            if (both := sum(order.seconds[1:])) > 0.0:
-                told += sum(c * f for c, f in zip(line, order.features, strict=True))
-                alone, shared = alone + order.seconds[0], shared + both
+    for order, line in orders:
+        if (both := sum(order.seconds[1:])) > 0.0:
+            told += sum(c * f for c, f in zip(line, order.features, strict=True))
+            alone, shared = alone + order.seconds[0], shared + both
     return min(max((told - alone) / shared, LEAST_TOGETHER), 1.0) if shared else 1.0
 
 

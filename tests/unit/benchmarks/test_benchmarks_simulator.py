@@ -38,7 +38,8 @@ def orders(together: float, noise: float) -> dict[str, list[Order]]:
 @pytest.mark.parametrize("together", [1.0, 0.8, 0.55])
 @pytest.mark.parametrize("noise", [0.0, 0.1])
 def test_lines_and_the_speed_of_busy_cores_are_found_again(together: float, noise: float) -> None:
-    lines, cores = fit(BASE, orders(together, noise), cores=2)
+    found, cores = fit({"one": BASE}, {"one": orders(together, noise)}, cores=2)
+    lines = found["one"]
     assert set(lines) == {"pack", "encode"}
     assert cores.together == pytest.approx(together, abs=0.02 + 0.3 * noise)
     token, pair, _, _, pack = lines["pack"]
@@ -48,6 +49,18 @@ def test_lines_and_the_speed_of_busy_cores_are_found_again(together: float, nois
 
 
 def test_the_seconds_of_runs_that_never_overlap_are_their_own() -> None:
-    lines, cores = fit(BASE, {"pack": [Order("pack", (n, n * n, 0, 0, 1), (1e-3 * n, 0.0)) for n in range(10, 60)]}, 2)
+    alone = {"pack": [Order("pack", (n, n * n, 0, 0, 1), (1e-3 * n, 0.0)) for n in range(10, 60)]}
+    found, cores = fit({"one": BASE}, {"one": alone}, 2)
+    token, pair, _, _, pack = found["one"]["pack"]
     assert cores.together == 1.0
-    assert 40 * lines["pack"][0] + 1600 * lines["pack"][1] + lines["pack"][4] == pytest.approx(0.04, rel=0.02)
+    assert 40 * token + 1600 * pair + pack == pytest.approx(0.04, rel=0.02)
+
+
+def test_settings_have_lines_of_their_own_and_share_the_cores() -> None:
+    """One that never overlaps takes the cores' speed from the other."""
+    slower = {"pack": [Order("pack", (n, n * n, 0, 0, 1), (1e-3 * n, 0.0)) for n in range(10, 60)]}
+    found, cores = fit({"one": BASE, "two": BASE}, {"one": orders(0.7, 0.0), "two": slower}, 2)
+    assert cores.together == pytest.approx(0.7, abs=0.02)
+    assert set(found["two"]) == {"pack"}
+    token, pair, _, _, pack = found["two"]["pack"]
+    assert 40 * token + 1600 * pair + pack == pytest.approx(0.04, rel=0.02)
