@@ -21,6 +21,7 @@ import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import grpc
 import ray
@@ -38,6 +39,10 @@ TEMP_BYTES = OBJECT_STORE_BYTES + 64 * 2**20
 """What a local node may write into its temporary folder: objects that /dev/shm has no room for, and logs."""
 
 PROBE_SECONDS = 10.0
+
+WORKERS = {"RAY_worker_niceness": "0"}
+"""Environment of the processes of a run. Ray gives workers a niceness of 15, so that any other program on the machine,
+the driver and Ray's daemons among them, goes before the stages."""
 
 
 def temp_folder(config: ClusterConfig) -> Path:
@@ -96,9 +101,15 @@ class Cluster:
         joined = self.config.address is not None
         return 0 if joined and (self.config.oversubscribe or plan.role is Role.READER) else plan.threads
 
+    @property
+    def runtime_env(self) -> dict[str, Any] | None:
+        """Of the processes of a run, on nodes that others have started; a node of ours hands `WORKERS` down."""
+        return {"env_vars": WORKERS} if self.config.address is not None else None
+
     def _connected(self, cpus: int, gpus: int) -> tuple[Node, ...]:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
+        os.environ.update(WORKERS)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")

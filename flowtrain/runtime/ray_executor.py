@@ -176,6 +176,7 @@ class RayExecutor:
             "num_cpus": self.cluster.cpus_of(plan),
             "num_gpus": int(plan.on_gpu),
             "max_restarts": 0,
+            "runtime_env": self.cluster.runtime_env,
             "scheduling_strategy": self.room.place_of(plan)
             if self.room is not None
             else NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False),

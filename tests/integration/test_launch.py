@@ -48,6 +48,7 @@ def test_ctrl_c_while_starting(run_dir: Path) -> None:
 def test_ctrl_c_finishes_the_step_and_saves(run_dir: Path) -> None:
     with Launch("digits", run_dir, *SLOW) as launch:
         launch.until_step(2)
+        assert launch.stage("producer-0").nice() == launch.driver.nice(), "others go before the stages"
         launch.signal(signal.SIGINT)
         assert launch.end(within=15) == 130, launch.err
         last = launch.metrics()[-1]["step"]
