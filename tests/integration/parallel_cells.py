@@ -10,11 +10,14 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
 from PIL import Image
 from transformers import AutoProcessor
+from transformers.models.glm4v import modeling_glm4v
+from transformers.models.glm_ocr.modeling_glm_ocr import GlmOcrVisionAttention
 
 from flowtrain.config.schema import Config, TrainConfig
 from flowtrain.consumer.pack_run import PackRun
@@ -64,6 +67,7 @@ class Case:
     feature_grads: list[tuple[torch.Tensor, ...]]
     loss: float
     grads: Tensors
+    head_norms: bool = False
 
 
 def config_of(folder: Path, run_dir: Path) -> Config:
@@ -77,9 +81,9 @@ def config_of(folder: Path, run_dir: Path) -> Config:
     )
 
 
-def make_case(folder: Path, run_dir: Path) -> Path:
-    """Run the family's halves whole; returns the file that the ranks read."""
-    encoder, backbone = _halves(folder, run_dir)
+def make_case(folder: Path, run_dir: Path, head_norms: bool = False) -> Path:
+    """Run the family's halves whole; returns the file that the ranks read. `head_norms`: see `_halves`."""
+    encoder, backbone = _halves(folder, run_dir, head_norms=head_norms)
     inputs, tokens = [], []
     processor = AutoProcessor.from_pretrained(folder)
     for number, (sizes, length) in enumerate(ROWS):
@@ -89,7 +93,7 @@ def make_case(folder: Path, run_dir: Path) -> Path:
         labels[ids == backbone.model.config.image_token_id] = -100
         inputs.append(given)
         tokens.append((ids, labels))
-    case = Case(folder, run_dir, inputs, tokens, [], [], 0.0, {})
+    case = Case(folder, run_dir, inputs, tokens, [], [], 0.0, {}, head_norms)
     encoded = encoder.encode([given for given in inputs if given is not None])
     leaves = [tuple(f.detach().requires_grad_() for f in features) for features in encoded]
     case.loss = _run_packs(backbone, case, leaves)
@@ -107,7 +111,7 @@ def make_case(folder: Path, run_dir: Path) -> Path:
 def run_encoder(group: Any, path: Path) -> dict[str, float]:
     """Tensor parallelism over all of `group`."""
     case: Case = torch.load(path, weights_only=False)
-    encoder, _ = _halves(case.folder, case.run_dir)
+    encoder, _ = _halves(case.folder, case.run_dir, head_norms=case.head_norms)
     plan = plan_tensor(describe(encoder), dist.get_world_size(group))
     apply_tensor(encoder, plan, group, 30.0)
     encoded = encoder.encode([given for given in case.inputs if given is not None])
@@ -194,8 +198,19 @@ def run_layout(
 
 
 def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) -> dict[str, float]:
-    """A step, a checkpoint, and the checkpoint in a process that holds everything, and in these ranks once more."""
-    updater.update(UpdateOrder(1, 1.0, 1.0, dict.fromkeys(Module, 0.1), True, None))
+    """A step, a checkpoint, and the checkpoint in a process that holds everything, and in these ranks once more. A
+    second step, of larger gradients, gives what it gives without the checkpoint: moments are what they were."""
+    first, second = (UpdateOrder(step, 2.0 * step - 1, 1.0, dict.fromkeys(Module, 0.1), True, None) for step in (1, 2))
+    gradients = {name: p.grad.detach().clone() for name, p in updater.trainable.items() if p.grad is not None}
+    held = {name: local_tensor(parameter.detach()) for name, parameter in updater.parameters.items()}
+
+    def step(order: UpdateOrder) -> Tensors:
+        for name, gradient in gradients.items():
+            updater.trainable[name].grad = gradient.clone()
+        updater.update(order)
+        return {name: tensor.clone() for name, tensor in held.items()}
+
+    before = step(first)
     updater.save(folder)
     dist.barrier(group)
     _, backbone = _halves(case.folder, case.run_dir)
@@ -203,25 +218,40 @@ def _saved_and_loaded(group: Any, case: Case, updater: Updater, folder: Path) ->
     alone = Updater(parameters, backbone.module_of(), TrainConfig(max_steps=1), Groups(Layout(), 0))
     alone.load([folder])
     errors = {"step": float(alone.step != 1)}
+    whole = partial(_on_cpu, updater)
     for name, parameter in updater.parameters.items():
-        whole = updater.holding.whole(name, parameter.detach()).cpu()
-        errors[f"saved {name}"] = _error(whole, alone.parameters[name].detach())
-    held = {name: local_tensor(parameter.detach()) for name, parameter in updater.parameters.items()}
-    before = {name: tensor.clone() for name, tensor in held.items()}
-    for tensor in held.values():
-        tensor.add_(1.0)
+        errors[f"saved {name}"] = _error(whole(name, parameter.detach()), alone.parameters[name].detach())
+    for name, gradient in gradients.items():
+        alone.parameters[name].grad = whole(name, gradient.clone())
+    after = step(second)
+    alone.update(second)
+    for name, parameter in updater.trainable.items():
+        errors[f"next {name}"] = _error(whole(name, parameter.detach()), alone.parameters[name].detach())
     updater.load([folder])
-    return errors | {f"loaded {name}": _error(tensor, before[name]) for name, tensor in held.items()}
+    errors |= {f"loaded {name}": _error(tensor, before[name]) for name, tensor in held.items()}
+    return errors | {f"next of loaded {name}": _error(tensor, after[name]) for name, tensor in step(second).items()}
 
 
-def _halves(folder: Path, run_dir: Path, device: torch.device = CPU) -> tuple[EncoderHalf, BackboneHalf]:
-    """Weights from the seed, but none that are all alike: norms of ones and projections of zeros would hide faults."""
+def _on_cpu(updater: Updater, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    """The whole of what is in pieces like a parameter."""
+    return updater.holding.whole(name, tensor).cpu()
+
+
+def _halves(
+    folder: Path, run_dir: Path, device: torch.device = CPU, head_norms: bool = False
+) -> tuple[EncoderHalf, BackboneHalf]:
+    """Weights from the seed, but none that are all alike: norms of ones and projections of zeros would hide faults.
+
+    `head_norms`: GLM-4V's vision blocks have the attention of GLM-OCR's, which norms the queries and keys of each head.
+    """
     config = config_of(folder, run_dir)
-    weights = ensure_weights(config)
-    halves = (
-        EncoderHalf.load(folder, weights, config, device, "float64"),
-        BackboneHalf.load(folder, weights, config, device, "float64"),
-    )
+    attention = GlmOcrVisionAttention if head_norms else modeling_glm4v.Glm4vVisionAttention
+    with patch.object(modeling_glm4v, "Glm4vVisionAttention", attention):
+        weights = ensure_weights(config)
+        halves = (
+            EncoderHalf.load(folder, weights, config, device, "float64"),
+            BackboneHalf.load(folder, weights, config, device, "float64"),
+        )
     generator = torch.Generator().manual_seed(7)
     for half in halves:
         for parameter in half.parameters_by_name().values():

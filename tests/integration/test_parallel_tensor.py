@@ -81,6 +81,14 @@ def test_an_encoder_cut_by_heads(family: str, ranks: Ranks, case_of: Callable[[s
     assert_equal(family, ranks.call(run_encoder, case_of(family), world_size=2))
 
 
+def test_norms_of_heads_in_an_encoder_cut_by_heads(ranks: Ranks, tmp_path: Path) -> None:
+    """Each rank norms its own heads, so it has a share of the norm's gradient, as of nothing else there."""
+    case = make_case(make_family("glm4v", tmp_path / "model"), tmp_path, head_norms=True)
+    of_ranks = ranks.call(run_encoder, case, world_size=2)
+    assert any("q_norm" in name for name in of_ranks[0])
+    assert_equal("glm4v", of_ranks)
+
+
 @pytest.mark.parametrize("layout", ["f2t2", "f2c2", "t2c2", "t2p2", "f2p2", "p2c2"])
 def test_a_backbone_cut_over_two_axes(layout: str, ranks: Ranks, case_of: Callable[[str], Path]) -> None:
     assert_equal("qwen3_vl", ranks.call(run_layout, case_of("qwen3_vl"), layout, world_size=4))
