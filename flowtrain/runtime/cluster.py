@@ -40,7 +40,7 @@ TEMP_BYTES = OBJECT_STORE_BYTES + 64 * 2**20
 
 PROBE_SECONDS = 10.0
 
-WORKERS: Mapping[str, str] = MappingProxyType({"RAY_worker_niceness": "0"})
+PRIORITY: Mapping[str, str] = MappingProxyType({"RAY_worker_niceness": "0"})
 """Environment of the processes of a run. Ray gives workers a niceness of 15, so that any other program on the machine,
 the driver and Ray's daemons among them, goes before the stages."""
 
@@ -103,13 +103,13 @@ class Cluster:
 
     @property
     def runtime_env(self) -> dict[str, Any] | None:
-        """Of the processes of a run, on nodes that others have started; a node of ours hands `WORKERS` down."""
-        return {"env_vars": dict(WORKERS)} if self.config.address is not None else None
+        """Of the processes of a run, on nodes that others have started; a node of ours hands `PRIORITY` down."""
+        return {"env_vars": dict(PRIORITY)} if self.config.address is not None else None
 
     def _connected(self, cpus: int, gpus: int) -> tuple[Node, ...]:
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
-        os.environ.update(WORKERS)
+        os.environ.update(PRIORITY)
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
