@@ -27,7 +27,7 @@ from flowtrain.allocator.modelled import MOST_PER_SIDE, Pick, PickedSide, choice
 from flowtrain.allocator.place import NodeRoom
 from flowtrain.allocator.predict import Predictor, Setup, predict
 from flowtrain.allocator.profile import Profile
-from flowtrain.allocator.room import largest_block_bytes
+from flowtrain.allocator.room import pack_room
 from flowtrain.allocator.stats import DataStats
 from flowtrain.config.schema import Config
 from flowtrain.plan import Layout, layout_text
@@ -113,10 +113,10 @@ def _picks(
 def _measured(config: Config, shape: ModelShape, inventory: Inventory, profile: Profile) -> Iterator[Pick]:
     """The best setup by the profile; more processes only where they are worth it, and a GPU for each that had one."""
     best: tuple[float, Setup] | None = None
-    predictor = Predictor(profile)
+    predictor, room = Predictor(profile), pack_room(config, shape)
     on_gpu = {stage.role for stage in profile.stages if stage.device.startswith("cuda") and not stage.colocated}
     for producers, p_threads, consumers, c_threads in _setups(config, inventory):
-        if config.pool.bytes // producers < (consumers + 1) * largest_block_bytes(config, shape):
+        if not room.holds(consumers, config.pool.bytes // producers):
             continue
         if producers * (Role.PRODUCER in on_gpu) + consumers * (Role.CONSUMER in on_gpu) > inventory.gpus:
             continue
@@ -137,7 +137,7 @@ def _colocated_measured(config: Config, shape: ModelShape, inventory: Inventory,
         given_layout(config, role) is None and side_of(config, role).threads is None for role in SIDES
     )
     for number in range(1, min(MOST_PER_SIDE, inventory.cpus) + 1 if is_open else 2):
-        if number > 1 and config.pool.bytes // number < 2 * largest_block_bytes(config, shape):
+        if number > 1 and not pack_room(config, shape).holds(number, config.pool.bytes // number):
             break
         each = threads if number == 1 else inventory.cpus // number
         setup = Setup(True, number, each, number, each, inventory.cpus, on_cpu)

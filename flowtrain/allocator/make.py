@@ -7,7 +7,7 @@
 4. Nodes: `node` of a side, else the driver's first (`place.py`).
 5. Pool: `pool.bytes` of each node divided among the owners on it (`segments.py`).
 6. Refused, with both numbers: more threads than cores where that is not allowed, more GPUs or memory than there are, a
-   pool that cannot hold one full row for each rank, a process that its device cannot hold (`fit.py`).
+   pool that cannot hold a full pack for each rank, a process that its device cannot hold (`fit.py`).
 
 Readers are not counted among the processes on cores: they tokenise in the gaps of the others.
 """
@@ -23,7 +23,7 @@ from flowtrain.allocator.inventory import Inventory
 from flowtrain.allocator.layout import check_layout
 from flowtrain.allocator.place import Homes, Need, NodeRoom, place
 from flowtrain.allocator.profile import Profile
-from flowtrain.allocator.room import pool_room
+from flowtrain.allocator.room import check_pool
 from flowtrain.allocator.segments import divide
 from flowtrain.allocator.spare import with_spare
 from flowtrain.allocator.stats import DataStats
@@ -89,7 +89,7 @@ def make_plan(
     plan = with_spare(config, plan, nodes)
     _check_cores(config, plan)
     _check_memory(config, plan, inventory, nodes)
-    pool_room(config, shape, plan)
+    check_pool(config, shape, plan)
     check_device_memory(config, shape, plan, inventory, nodes, stats)
     return plan
 

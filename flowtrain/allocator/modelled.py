@@ -19,7 +19,7 @@ from flowtrain.allocator.place import Need, NodeRoom, place
 from flowtrain.allocator.policies import POLICIES
 from flowtrain.allocator.problem import question_of
 from flowtrain.allocator.refuse import refusal
-from flowtrain.allocator.room import gaps, largest_block_bytes
+from flowtrain.allocator.room import PackRoom, pack_room, packs_together
 from flowtrain.allocator.runnable import Space, runnable
 from flowtrain.allocator.solve import Problem, Solution
 from flowtrain.allocator.stats import DataStats, assumed_stats
@@ -123,25 +123,24 @@ def _within_pool(
     free: Solution,
 ) -> list[Solution]:
     """`free` where the pool holds it, else the best plan for each number of packs that run together."""
-    block = largest_block_bytes(config, shape)
-    if holds(config.pool.bytes, block, free):
+    room = pack_room(config, shape)
+    if holds(config.pool.bytes, room, free):
         return [free]
     found = []
     for packs in choices(most + 1):
-        producers = min(most, config.pool.bytes // ((packs + 1) * block))
+        producers = min(most, config.pool.bytes // room.segment_bytes(packs))
         if producers < 1:
             break
         plan = search(_at_most(scope, producers, packs))
-        if plan is not None and holds(config.pool.bytes, block, plan):
+        if plan is not None and holds(config.pool.bytes, room, plan):
             found.append(plan)
     return found
 
 
-def holds(pool_bytes: int, block: int, plan: Solution) -> bool:
-    """Whether each producer's segment holds one full row, a block, for each pack that runs (`room`)."""
+def holds(pool_bytes: int, room: PackRoom, plan: Solution) -> bool:
+    """Whether each producer's segment holds the packs that run together."""
     encoder, backbone = plan.choices[0].candidate.layout, plan.choices[-1].candidate.layout
-    segment = pool_bytes // encoder.dp_degree
-    return segment >= (backbone.dp_degree * backbone.packs_held + gaps(segment)) * block
+    return room.holds(packs_together(backbone), pool_bytes // encoder.dp_degree)
 
 
 def _pick(placement: str, plan: Solution, on_cpu: bool) -> Pick:

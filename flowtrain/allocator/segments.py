@@ -14,11 +14,11 @@ from __future__ import annotations
 from collections import Counter
 
 from flowtrain.allocator.place import Homes
-from flowtrain.allocator.room import BLOCK_HEADER_BYTES, PAGE_BYTES, largest_block_bytes, packs_received, to_pages
+from flowtrain.allocator.room import PAGE_BYTES, pack_room, packs_received, to_pages
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
-from flowtrain.shapes import ALIGNMENT, ModelShape, payload_bytes
+from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
 COPYING = frozenset({"nixl", "ray"})
@@ -59,7 +59,7 @@ def divide(
                 f"node {node} has {num} pool segments and an address tells {MAX_OWNERS_PER_NODE} of a node apart: "
                 f"spread the producers and consumers over more nodes"
             )
-    most = receive_bytes(config, shape, backbone)
+    most = to_pages(pack_room(config, shape).segment_bytes(packs_received(backbone)))
     shares = {node: config.pool.bytes // num // PAGE_BYTES * PAGE_BYTES for node, num in owners.items()}
     received = [min(shares[node], most) if copying else 0 for node, copying in zip(consumers, copies, strict=True)]
     taken: Counter[int] = Counter()
@@ -71,12 +71,3 @@ def divide(
         for node, leading in zip(homes[Role.PRODUCER], leads, strict=True)
     ]
     return {Role.PRODUCER: tuple(sent), Role.CONSUMER: tuple(received)}
-
-
-def receive_bytes(config: Config, shape: ModelShape, backbone: Layout) -> int:
-    """The most that the packs under way to a consumer can take, block headers included, plus one largest block."""
-    features, tokens = shape.features(config.cut), config.packing.max_tokens
-    patches = tokens * shape.projector.patches_per_token
-    payload = payload_bytes(features, config.model.dtype, tokens, patches)
-    overhead = tokens * (BLOCK_HEADER_BYTES + ALIGNMENT * (len(features) + 1))  # a pack of samples of one token each
-    return to_pages(packs_received(backbone) * (payload + overhead) + largest_block_bytes(config, shape))

@@ -128,7 +128,7 @@ def _report(
     from flowtrain.allocator.policies import POLICIES
     from flowtrain.allocator.refuse import refusal
     from flowtrain.allocator.report import Report
-    from flowtrain.allocator.room import largest_block_bytes
+    from flowtrain.allocator.room import pack_room
     from flowtrain.allocator.runnable import everything, runnable, search_spaces
 
     if policy not in POLICIES:
@@ -152,8 +152,8 @@ def _report(
     others = {problem.placement(plan.partition): plan for _, plan in reversed(ranked)}
     others.pop(problem.placement(found.partition))
     beside = [other for other in spaces if other is not space]
-    if config is not None and not holds(config.pool.bytes, largest_block_bytes(config, question.shape), found):
-        notes.append(f"pool.bytes is {config.pool.bytes}, too little for a full row in each pack that runs: raise it")
+    if config is not None and not holds(config.pool.bytes, pack_room(config, question.shape), found):
+        notes.append(f"pool.bytes is {config.pool.bytes}, too little for the packs that run together: raise it")
     unused = unused_encoders(question.shape, question.stats)
     notes = [*notes, *bound, *(f"the data have nothing for {name}: it gets no devices" for name in unused)]
     problem = space.of(problem)

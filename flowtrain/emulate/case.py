@@ -19,7 +19,7 @@ from flowtrain.allocator.hardware import NodePool, node_type
 from flowtrain.allocator.policies import POLICIES
 from flowtrain.allocator.problem import Question
 from flowtrain.allocator.refuse import refusal
-from flowtrain.allocator.room import gaps, largest_block_bytes, to_pages
+from flowtrain.allocator.room import pack_room, to_pages
 from flowtrain.allocator.solve import Choice, Solution
 from flowtrain.allocator.stats import TRAINED_SHARE, DataStats, read_stats
 from flowtrain.config.modes import MODES, ModeName
@@ -180,8 +180,7 @@ def pool_bytes(config: Config, emulation: Emulation) -> int:
     slots = layout.packs_held
     if EXCHANGES[config.exchange].whole_steps:
         slots = max(slots, emulation.backbone.packs + 2)
-    largest = largest_block_bytes(config, emulation.shape)
-    segment = to_pages((layout.dp_degree * slots + gaps(0)) * largest)
+    segment = to_pages(pack_room(config, emulation.shape).segment_bytes(layout.dp_degree * slots))
     owners = emulation.layout(Role.PRODUCER).dp_degree
     if config.allocation.replan == "auto":
         owners = config.allocation.max_producers or 2 * owners

@@ -215,7 +215,8 @@ class Composer:
         size, most = spec.vision_bytes(sample), spec.max_pack_vision_bytes
         if size > most:
             reason = "too-many-image-bytes"
-            detail = f"its images take {size} bytes of the pool and a pack may take {most}: raise pool.bytes"
+            change = "raise packing.max_tokens, or packing.max_patches where it is set"
+            detail = f"its images take {size} bytes of the pool and a pack may take {most}: {change}"
         else:
             counts = (
                 ("too-long", "tokens", sample.tokens, spec.max_tokens),

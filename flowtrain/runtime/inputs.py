@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from flowtrain.allocator import Forecast, pool_room
+from flowtrain.allocator import Forecast, pack_room
 from flowtrain.config.schema import Config
 from flowtrain.data.sources import Source, open_source
 from flowtrain.errors import ConfigError, DataError
@@ -131,7 +131,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         producer_shards=inputs.plan.producers.layout.dp_shard,
         trainable_encoder=config.trainable_encoder,
         max_unit_patches=config.producers.max_unit_patches,
-        max_pack_vision_bytes=pool_room(config, inputs.shape, inputs.plan),
+        max_pack_vision_bytes=pack_room(config, inputs.shape).cap,
         horizon=inputs.horizon,
         block_bytes=lambda tokens, patches: block_bytes(inputs.feature_bytes(tokens, patches)),
         max_patches=config.packing.max_patches,

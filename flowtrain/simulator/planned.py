@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from flowtrain.allocator.problem import Question
-from flowtrain.allocator.room import BLOCK_HEADER_BYTES, gaps
+from flowtrain.allocator.room import BLOCK_HEADER_BYTES, PackRoom
 from flowtrain.allocator.solve import Choice
 from flowtrain.allocator.throughput import Job
 from flowtrain.errors import PlanError
@@ -98,7 +98,7 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
     patches = most * shape.projector.patches_per_token
     largest = BLOCK_HEADER_BYTES + payload_bytes(features, job.dtype, most, patches)
     packs = backbone.packs + 2 if EXCHANGES[options.exchange].whole_steps else 1
-    wanted = _segment_bytes(consumers * packs, largest)
+    wanted = PackRoom(largest, largest).segment_bytes(consumers * packs)
     segment = options.segment_bytes or wanted
     if segment < wanted:
         raise PlanError(
@@ -136,7 +136,7 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         producer_shards=shards,
         trainable_encoder=trainable,
         max_unit_patches=job.unit_patches[0],
-        max_pack_vision_bytes=(segment - gaps(segment) * largest) // consumers,
+        max_pack_vision_bytes=largest,
         horizon=None,
         block_bytes=lambda tokens, patches: block_bytes(size(tokens, patches)),
         sync=sync_of(candidate.layout),
@@ -144,14 +144,6 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
     )
     peak = sum(count * cluster[pool].node.peak(job.dtype) for count, pool in devices) / system.num_devices
     return Planned(system, spec, CostModel.from_shape(shape, frozen, cut), timing, peak, tuple(notes))
-
-
-def _segment_bytes(packs: int, largest: int) -> int:
-    """The least segment that holds so many packs of one full row each, wherever its ring stands."""
-    segment = (packs + 1) * largest
-    while (needed := (packs + gaps(segment)) * largest) > segment:
-        segment = needed
-    return segment
 
 
 def _devices(choices: Sequence[Choice]) -> list[tuple[int, int]]:

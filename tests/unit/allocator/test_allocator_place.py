@@ -12,9 +12,9 @@ from allocator_inputs import config
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowtrain.allocator import Inventory, NodeRoom, make_plan, pool_room
+from flowtrain.allocator import Inventory, NodeRoom, make_plan, pack_room
 from flowtrain.allocator.place import Need, place
-from flowtrain.allocator.room import PACKS_HELD, PAGE_BYTES, largest_block_bytes
+from flowtrain.allocator.room import PACKS_HELD, PAGE_BYTES
 from flowtrain.allocator.segments import MAX_OWNERS_PER_NODE
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
@@ -159,18 +159,17 @@ def test_a_pack_fits_where_it_is_copied_to(emoji: Path, shape: ModelShape) -> No
     for size in (2**23, 2**25, 2**28):
         given = joined(emoji, **sides, pool={"bytes": size})
         plan = make_plan(given, shape, MANY, rooms(2, 2))
-        largest = largest_block_bytes(given, shape)
-        cap = pool_room(given, shape, plan)
-        assert cap >= largest
-        assert PACKS_HELD * cap + largest <= plan.consumers.ranks[0].segment_bytes
-        assert cap + largest <= plan.producers.ranks[0].segment_bytes
+        most = pack_room(given, shape)
+        assert PACKS_HELD * most.cap + most.block <= plan.consumers.ranks[0].segment_bytes
+        assert most.cap + most.block <= plan.producers.ranks[0].segment_bytes
 
 
 def test_a_receive_segment_too_small_is_refused_with_both_numbers(emoji: Path, shape: ModelShape) -> None:
     sides = {"producers": {"threads": 1, "node": 1}, "consumers": {"threads": 1, "num": 8, "node": 0}}
-    given = joined(emoji, **sides, pool={"bytes": 9 * largest_block_bytes(joined(emoji), shape) + 2**17})
+    given = joined(emoji, **sides, pool={"bytes": 9 * pack_room(joined(emoji), shape).cap + 2**17})
     with pytest.raises(
-        PlanError, match=r"\d+ bytes for what it reads from other nodes.* need \d+ bytes: set pool.bytes to \d+"
+        PlanError,
+        match=r"\d+ bytes, and 2 packs that it reads from other nodes.* need \d+ bytes: set pool.bytes to \d+",
     ):
         make_plan(given, shape, MANY, rooms(8, 8))
 

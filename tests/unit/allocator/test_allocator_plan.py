@@ -14,19 +14,19 @@ from flowtrain.allocator import (
     Inventory,
     describe_plan,
     make_plan,
+    pack_room,
     plan_to_dict,
     plan_warnings,
-    pool_room,
     room,
 )
 from flowtrain.allocator.layout import check_layout, parse_layout
-from flowtrain.allocator.room import BLOCK_HEADER_BYTES, largest_block_bytes
+from flowtrain.allocator.room import BLOCK_HEADER_BYTES, FENCE_BYTES, PackRoom
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, Plan, layout_text
 from flowtrain.pool import arena
 from flowtrain.pool.arena import RingArena
 from flowtrain.pool.block import HEADER_BYTES
-from flowtrain.shapes import Mixer, ModelShape, MoeShape, RecurrentShape
+from flowtrain.shapes import Mixer, ModelShape, MoeShape, RecurrentShape, payload_bytes
 from flowtrain.types import Role
 
 GIB = 2**30
@@ -123,24 +123,80 @@ def test_pool_above_memory_is_refused(emoji: Path, shape: ModelShape) -> None:
 @pytest.mark.parametrize("pool_bytes", [1, 1 << 20])
 @pytest.mark.parametrize("replan", ["off", "auto"])
 @pytest.mark.parametrize("producers", [1, 3])
-def test_a_pool_below_one_row_a_rank_is_refused_and_the_figure_named_will_do(
+def test_a_pool_below_a_full_pack_a_rank_is_refused_and_the_figure_named_will_do(
     emoji: Path, shape: ModelShape, pool_bytes: int, replan: str, producers: int
 ) -> None:
     sides = {"producers": {"num": producers}, "consumers": {"num": 2}}
-    largest = largest_block_bytes(config(emoji), shape)
+    full = pack_room(config(emoji), shape).cap
 
-    def room(num_bytes: int) -> int:
+    def plan_with(num_bytes: int) -> Plan:
         given = config(emoji, pool={"bytes": num_bytes}, allocation={"replan": replan}, **sides)
-        return pool_room(given, shape, make_plan(given, shape, TWO_CORES))
+        return make_plan(given, shape, TWO_CORES)
 
     with pytest.raises(
-        PlanError, match=rf"2 packs that run together, .* need {3 * largest} bytes: set pool\.bytes to"
+        PlanError, match=rf"2 packs that run together, .* need {3 * full} bytes: set pool\.bytes to"
     ) as refused:
-        room(pool_bytes)
+        plan_with(pool_bytes)
     named = int(str(refused.value).split("set pool.bytes to ")[1].split()[0])
-    assert room(named) >= largest
+    assert min(rank.segment_bytes for rank in plan_with(named).producers.ranks) >= 3 * full
     with pytest.raises(PlanError, match=f"set pool.bytes to {named} or more"):
-        room(named - 4096)
+        plan_with(named - 4096)
+
+
+@pytest.mark.parametrize(
+    ("cut", "mebibytes"), [("bounded", 3), ("bounded", 6), ("loose", 6), ("loose", 13), ("loose", 40)]
+)
+def test_the_number_of_producers_never_enters_packs(emoji: Path, shape: ModelShape, mebibytes: int, cut: str) -> None:
+    """A small pool divided among more and more producers: refused at some number, and until then the same packs. With
+    the patches that the refusal names it is not refused, and packs are those of one producer with that limit."""
+    freeze = {"freeze": ["encoder"] if cut == "loose" else []}
+    shape = replace(shape, family="llava_next") if cut == "loose" else shape
+
+    def cap(producers: int, patches: int | None = None) -> int:
+        packing = {"max_tokens": 512, "max_patches": patches}
+        pool = {"bytes": f"{mebibytes}MiB"}
+        given = config(emoji, producers={"num": producers}, pool=pool, packing=packing, train=freeze)
+        make_plan(given, shape, Inventory(16, 0, 64 * GIB, GIB))
+        return pack_room(given, shape).cap
+
+    caps, refused = set(), []
+    for producers in range(1, 9):
+        try:
+            caps.add(cap(producers))
+        except PlanError as error:
+            refused.append(producers)
+            patches = int(str(error).split("packing.max_patches to ")[1].split()[0])
+            assert cap(producers, patches) == cap(1, patches)
+            with pytest.raises(PlanError, match=f"packing.max_patches to {patches} or less"):
+                cap(producers, patches + 1)
+    assert len(caps) <= 1
+    assert refused == list(range(9 - len(refused), 9)), "once refused, more producers are too"
+    assert refused
+
+
+def test_a_full_pack_of_short_rows_is_within_the_cap(emoji: Path, shape: ModelShape) -> None:
+    """Rows of one token of text and few of images have most headers and padding: the token limit is met first."""
+    given = config(emoji)
+    features, dtype = shape.features(given.cut), given.model.dtype
+    tokens, most = given.packing.max_tokens, pack_room(given, shape)
+    for vision in (1, 2, 3, 7, 63, tokens - 1):
+        patches = vision * shape.projector.patches_per_token
+        block = BLOCK_HEADER_BYTES + payload_bytes(features, dtype, vision, patches)
+        assert tokens // (vision + 1) * block <= most.cap
+        assert block <= most.block
+
+
+def test_the_least_segment_holds_its_packs_and_no_smaller_one_does() -> None:
+    """Fences included: a segment beyond 64 GiB may lose a block at each."""
+    for packs, block in ((1, 64), (7, 2**20), (64, 2**30), (63, 2**30), (300, 5 * 2**30)):
+        for size in (PackRoom(block, block), PackRoom(3 * block, block)):
+            least = size.segment_bytes(packs)
+            assert size.holds(packs, least)
+            assert not size.holds(packs, least - 64)
+            for start in (FENCE_BYTES + 64, 3 * FENCE_BYTES + 64):
+                more = size.segment_bytes(packs, start)
+                assert more >= start
+                assert size.holds(packs, more)
 
 
 def check_room_from_every_head(segment: int, sizes: list[int]) -> None:
@@ -156,23 +212,21 @@ def check_room_from_every_head(segment: int, sizes: list[int]) -> None:
 
 
 def test_slots_within_the_room_fit_wherever_the_ring_stands(emoji: Path, shape: ModelShape) -> None:
-    """The bound, tried on the ring itself: a slot of blocks as large as a row's, from every head position."""
-    given = config(emoji, pool={"bytes": "8MiB"}, consumers={"num": 2})
-    plan = make_plan(given, shape, TWO_CORES)
-    segment, room, largest = plan.pool_bytes, pool_room(given, shape, plan), largest_block_bytes(given, shape)
-    sizes = 2 * ([largest] * (room // largest) + [room % largest // 64 * 64 or 64])
-    assert sum(sizes) + largest <= segment
+    """The bound, tried on the ring itself: the least segment and a slot of the largest blocks, from every head."""
+    given = config(emoji, data={"train": emoji / "data/train.jsonl", "max_seq_len": 300})
+    most = pack_room(given, shape)
+    segment = most.segment_bytes(2)
+    sizes = 2 * ([most.block] * (most.cap // most.block) + [most.cap % most.block])
+    assert 0 < sizes[-1] < most.block
     check_room_from_every_head(segment, sizes)
 
 
 def test_blocks_that_tokens_do_not_bound_fit_as_well(emoji: Path, shape: ModelShape) -> None:
     """A family that cuts padding off behind the projector: one block a pack, each as large as a pack may be."""
-    given = config(emoji, pool={"bytes": "32MiB"}, consumers={"num": 2}, train={"freeze": ["encoder"]})
-    loose = replace(shape, family="llava_next")
-    plan = make_plan(given, loose, TWO_CORES)
-    segment, room = plan.pool_bytes, pool_room(given, loose, plan) // 64 * 64
-    assert largest_block_bytes(given, loose) <= room < pool_room(given, shape, plan)
-    check_room_from_every_head(segment, [room, room])
+    frozen = config(emoji, train={"freeze": ["encoder"]})
+    most, bounded = pack_room(frozen, replace(shape, family="llava_next")), pack_room(frozen, shape)
+    assert most == PackRoom(2 * bounded.cap, 2 * bounded.cap)
+    check_room_from_every_head(most.segment_bytes(2), [most.cap, most.cap])
 
 
 def test_header_is_the_pools() -> None:
@@ -226,13 +280,13 @@ def test_layers_that_mix_tokens_otherwise_take_copies(shape: ModelShape, text: s
     check_layout(parse_layout("r2", "x.layout"), Role.CONSUMER, other, "x.layout")
 
 
-def test_a_pipeline_needs_room_for_the_packs_under_way(emoji: Path, shape: ModelShape) -> None:
-    one, two, interleaved = (
-        pool_room(settings, shape, make_plan(settings, shape, TWO_CORES))
-        for settings in (config(emoji, consumers={"layout": layout}) for layout in ("r1", "p2", "p2v2"))
-    )
-    assert one // 2 - 128 <= two <= one // 2
-    assert one // 4 - 128 <= interleaved <= one // 4
+@pytest.mark.parametrize(("layout", "packs"), [("r1", 1), ("p2", 2), ("p2v2", 4)])
+def test_a_pipeline_needs_room_for_the_packs_under_way(emoji: Path, shape: ModelShape, layout: str, packs: int) -> None:
+    least = room.to_pages(pack_room(config(emoji), shape).segment_bytes(packs))
+    sides: dict[str, Any] = {"consumers": {"layout": layout}}
+    make_plan(config(emoji, pool={"bytes": least}, **sides), shape, TWO_CORES)
+    with pytest.raises(PlanError, match=f"and {packs} packs that run together, .* set pool.bytes to {least} or more"):
+        make_plan(config(emoji, pool={"bytes": least - room.PAGE_BYTES}, **sides), shape, TWO_CORES)
 
 
 def test_sharded_copies_are_planned_for_the_backbone(emoji: Path, shape: ModelShape) -> None:
