@@ -4,8 +4,9 @@
       OwnerSpace.allocate ─▶ address    ==    OwnerSpace.allocate ─▶ address predicted
 
 Both run the same code on the same allocations in the same order, so both see the same addresses, generation included
-(contract C6). Generations repeat after 1024 allocations: a use after release is caught as long as the block's place was
-not given away exactly a multiple of 1024 allocations later.
+(contract C6). Generations repeat after 1024 allocations: an address comes again where its place is given away exactly a
+multiple of 1024 allocations later. A use after release is then told by the header's position, which no other block of
+training has, or its version or size.
 """
 
 from __future__ import annotations

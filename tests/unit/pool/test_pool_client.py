@@ -9,6 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from flowtrain.pool.address import NUM_GENERATIONS
+from flowtrain.pool.block import BlockError
 from flowtrain.pool.client import PoolClient, Put
 from flowtrain.pool.directory import Directory
 from flowtrain.pool.private import PrivateSegment
@@ -55,6 +57,33 @@ def test_units_in_and_out_of_a_small_segment(seed: int) -> None:
         directory.written(refs)
         directory.assert_invariants()
         in_use.append((unit, refs))
+    pool.close()
+
+
+@settings(max_examples=20)
+@given(rounds=st.integers(1, 2), extra=st.integers(0, NUM_GENERATIONS - 1))
+def test_a_use_after_release_is_told_also_where_the_address_comes_again(rounds: int, extra: int) -> None:
+    """A place used 1024 or 2048 times and some: the address may be the old one, the position in the header is not."""
+    pool = PoolClient(PrivateSegment(0, 256), {})
+    reader = PoolClient(None, make_transports(["local"]))
+    handle = pool.handle()
+    assert handle is not None
+    reader.attach({0: handle})
+    specs, features = (TensorSpec(0, (16,), "float32"),), [torch.zeros(16)]
+    unit = UnitId(Phase.TRAIN, 1, 0, 0, 0)
+
+    def put(position: int) -> EmbeddingRef:
+        return EmbeddingRef(position, unit, pool.put(position, 0, specs, 64, features), 64, specs, (), 0)
+
+    stale = now = put(0)
+    for position in range(1, rounds * NUM_GENERATIONS + extra + 1):
+        pool.free([now.address])
+        now = put(position)
+    assert (now.address == stale.address) == (extra == 0)
+    with pytest.raises(BlockError, match=f"position is {now.position}, expected 0"):
+        reader.get(stale)
+    assert len(reader.get(now)) == 1
+    reader.close()
     pool.close()
 
 
