@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from typing import NamedTuple
 
@@ -163,9 +164,10 @@ class _Piece(NamedTuple):
 
 
 def _joined(pieces: Sequence[_Piece]) -> CandidateTable:
-    replicas = np.concatenate([np.tile(piece.replicas, len(piece.fixed)) for piece in pieces])
-    shards = np.concatenate([np.tile(piece.shards, len(piece.fixed)) for piece in pieces])
-    fixed = np.concatenate([np.repeat(piece.fixed, len(piece.shards), axis=0) for piece in pieces])
+    replicas = np.concatenate([piece.replicas for piece in pieces for _ in piece.fixed])
+    shards = np.concatenate([piece.shards for piece in pieces for _ in piece.fixed])
+    times = [len(piece.shards) for piece in pieces for _ in piece.fixed]
+    fixed = np.repeat(np.concatenate([piece.fixed for piece in pieces]), times, axis=0)
     return CandidateTable(replicas, shards, *(np.ascontiguousarray(column) for column in fixed.T))
 
 
@@ -186,19 +188,16 @@ def _pieces(
         fewest = -(-scope.least // one)
         if most < max(1, fewest) or (devices is not None and (devices % one or devices // one > most)):
             continue
-        replicas, shards = _shards(most, side.copies_only)
+        coarse = scope.coarse and (tp, cp, pp) not in scope.fine and layout is None
+        if coarse and pp & (pp - 1):
+            continue
+        replicas, shards = _shards(most, side.copies_only, coarse)
         if devices is not None:
             exact = replicas == devices // one
             replicas, shards = replicas[exact], shards[exact]
         if layout is not None:
             given = (shards == layout.dp_shard) & (replicas == layout.dp_shard * layout.dp_replicate)
             replicas, shards = replicas[given], shards[given]
-        coarse = scope.coarse and (tp, cp, pp) not in scope.fine and layout is None
-        if coarse and pp & (pp - 1):
-            continue
-        if coarse and most > COARSE:
-            some = np.isin(replicas, np.linspace(1, most, COARSE).astype(np.int64))
-            replicas, shards = replicas[some], shards[some]
         if fewest > 1:
             enough = replicas >= fewest
             replicas, shards = replicas[enough], shards[enough]
@@ -247,18 +246,21 @@ def _models(load: ModuleLoad, pool: NodePool, side: Side) -> Iterator[tuple[int,
                     yield tp, cp, pp, threads
 
 
-def _shards(most: int, copies_only: bool) -> tuple[Integers, Integers]:
-    """(replicas, dp_shard) for all numbers of replicas up to `most`."""
+@lru_cache(maxsize=64)
+def _shards(most: int, copies_only: bool, coarse: bool) -> tuple[Integers, Integers]:
+    """(replicas, dp_shard) for all numbers of replicas up to `most`, or a coarse choice of them; never written to."""
+    if coarse and most > COARSE:
+        replicas, shards = _shards(most, copies_only, False)
+        some = np.isin(replicas, np.linspace(1, most, COARSE).astype(np.int64))
+        return replicas[some], shards[some]
     every = np.arange(1, most + 1, dtype=np.int64)
     if copies_only:
         return every, np.ones_like(every)
-    replicas, shards = [], []
-    for shard in powers_of_two(most):
-        multiples = every[shard - 1 :: shard]
-        replicas.append(multiples)
-        shards.append(np.full(len(multiples), shard, dtype=np.int64))
+    powers = powers_of_two(most)
+    multiples = [every[shard - 1 :: shard] for shard in powers]
     others = every[(every & (every - 1)) != 0]
-    return np.concatenate([*replicas, others]), np.concatenate([*shards, others])
+    of_powers = np.repeat(powers, [len(rows) for rows in multiples])
+    return np.concatenate([*multiples, others]), np.concatenate([of_powers, others])
 
 
 def _vpp(load: ModuleLoad, pp: int) -> list[int]:
