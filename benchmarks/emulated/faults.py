@@ -44,6 +44,8 @@ NOTICE_SECONDS = 15.0
 """Within which a lost process ends a run (C9)."""
 
 NAMED = re.compile(r"(producer|consumer|reader) \d+ \(pid (\d+)\) died")
+STARTING = re.compile(r"(producer|consumer|reader) \d+ died while starting")
+"""Its process has not told its id yet."""
 
 
 @dataclass(slots=True)
@@ -168,7 +170,7 @@ def round_of(bench: Bench, number: int, after: float | None = None) -> dict[str,
         "same packs": trained == expected,
         "rows": sum(len(pack["ids"]) for pack in trained),
         "ok": (done or first.outcome.exit_code == LostProcessError.exit_code)
-        and (done or str(first.killed) in line)
+        and (done or (int(named[2]) == first.killed if named else STARTING.match(line) is not None))
         and not left
         and again.outcome.exit_code == EXIT_DONE
         and trained == expected,
