@@ -97,7 +97,8 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
     most = candidate.pack_tokens
     patches = most * shape.projector.patches_per_token
     largest = BLOCK_HEADER_BYTES + payload_bytes(features, job.dtype, most, patches)
-    packs = backbone.packs + 2 if EXCHANGES[options.exchange].whole_steps else 1
+    held = candidate.layout.packs_held
+    packs = backbone.packs + 2 if EXCHANGES[options.exchange].whole_steps else held
     wanted = PackRoom(largest, largest).segment_bytes(consumers * packs)
     segment = options.segment_bytes or wanted
     if segment < wanted:
@@ -120,6 +121,7 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         consumer_group=candidate.dp_shard,
         producer_group=shards,
         colocated=colocated,
+        packs_held=held,
         control=options.control,
         save_every=options.save_every,
         save_seconds=options.save_seconds,

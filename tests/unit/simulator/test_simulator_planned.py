@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from flowtrain.allocator.candidates import WHOLE
+from flowtrain.allocator.candidates import WHOLE, Scope, Side
 from flowtrain.allocator.footprint import device_bytes
 from flowtrain.allocator.hardware import HARDWARE, NodePool
 from flowtrain.allocator.policies import flow_matching
@@ -18,6 +18,7 @@ from flowtrain.allocator.solve import Problem, Solution
 from flowtrain.allocator.stats import assumed_stats
 from flowtrain.allocator.throughput import rates
 from flowtrain.errors import PlanError
+from flowtrain.plan import Layout
 from flowtrain.shapes import read_shape
 from flowtrain.simulator import Simulation
 from flowtrain.simulator.planned import Options, planned, with_images, with_patches
@@ -107,6 +108,21 @@ def test_a_colocated_rank_encodes_its_own_packs() -> None:
     assert made.system.num_devices == found.devices
     step = next(made.steps(rows(480)))
     assert all(unit.producer == pack.rank for pack in step.packs for unit in pack.units)
+
+
+def test_a_pipeline_has_the_packs_of_its_stages_at_hand() -> None:
+    """A segment holds what runs together: a pack for each stage of each replica, as the runtime's does."""
+    question = asked()
+    problem = question.problem()
+    layout = Layout(dp_replicate=2, pp=2)
+    found = flow_matching(problem, device_bytes, Scope(consumers=Side(layout=layout)))
+    assert found is not None
+    made = planned(question, problem.job, found.choices, Options())
+    assert made.system.packs_held == layout.packs_held == 2
+    assert made.system.num_consumers == 2
+    assert 2 * 2 * made.spec.max_pack_vision_bytes < made.system.segment_bytes
+    outcome = Simulation(made.system, made.timing, made.steps(rows(240))).run(3)
+    assert outcome.figures()["samples_per_second"] > 0
 
 
 def test_a_segment_that_is_too_small_is_refused() -> None:
