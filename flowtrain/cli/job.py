@@ -28,6 +28,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from flowtrain import mirror
 from flowtrain.cli.failure import JOB, JOB_END
 from flowtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError, PlanError
 from flowtrain.runtime.guard import inside
@@ -79,9 +80,16 @@ def check_visible(config: Config) -> None:
     """What the run reads is there, seen from the node on which a job begins (exit 4); the start looks on the others."""
     paths = {"model.path": config.model.path, "data.train": config.data.train, "data.eval": config.data.eval}
     for key, path in paths.items():
-        if path is not None and not path.exists():
+        if path is None:
+            continue
+        node = f"node {socket.gethostname()} of the cluster, on which the job began,"
+        try:
+            mirror.fetch(path)
+        except mirror.FetchError as error:
+            raise PlanError(f"{node} cannot read {key}: {error}") from error
+        if not path.exists():
             raise PlanError(
-                f"node {socket.gethostname()} of the cluster, on which the job began, does not have {path} ({key}): "
+                f"{node} does not have {path} ({key}): "
                 f"put model, data and run.dir on storage that all nodes share, under the same path"
             )
 

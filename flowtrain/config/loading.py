@@ -4,7 +4,7 @@
                  └────────────┴──────────────────┴───────────────────┴───────────┴──▶ issues ──▶ ConfigError (exit 2)
 
 A line of the error reads `file:line:column: section.key: what is wrong; did you mean 'x'?`. Relative paths are relative
-to the file, in an override to the current folder.
+to the file, in an override to the current folder; what is only read may be at a URL.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ValidationError
 
+from flowtrain import mirror
 from flowtrain.config.document import Issue, KeyPath, Place, read_document
 from flowtrain.config.issues import issues_of, known_place
 from flowtrain.config.resolved import config_from_json, config_to_json, dump_resolved
 from flowtrain.config.schema import Config
 from flowtrain.config.suggest import section_of, walk
+from flowtrain.config.units import ReadPath
 from flowtrain.errors import ConfigError
 
 __all__ = ["LoadedConfig", "config_from_json", "config_to_json", "dump_resolved", "load_config"]
@@ -36,6 +38,9 @@ EXCLUSIVE: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("consumers", "num"), ("consumers", "layout")),
 )
 """Pairs of which one may be given: an override of one drops the other that the file gives."""
+
+READ: tuple[KeyPath, ...] = (("model", "path"), ("data", "train"), ("data", "eval"))
+"""What a run reads: paths or URLs (`mirror`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +55,8 @@ class LoadedConfig:
 def load_config(path: Path | str, overrides: Sequence[str] = (), check_files: bool = True) -> LoadedConfig:
     """Load and check a config; raises `ConfigError` with one line for each fault.
 
-    `overrides`: `section.key=value`, the value read as YAML. `check_files`: model folder and data files must be there.
+    `overrides`: `section.key=value`, the value read as YAML. `check_files`: model folder and data files must be there;
+    those at URLs are fetched.
 
     >>> load_config("digits.yaml", ["train.lr=2e-5"]).config.train.lr
     2e-05
@@ -160,7 +166,7 @@ def _fill_sections(model: type[BaseModel], data: dict[str, Any]) -> None:
 
 
 def _is_path(annotation: Any) -> bool:
-    return annotation is Path or annotation in (Path | None, Literal["off", "auto"] | Path)
+    return annotation is Path or annotation in (Path | None, ReadPath | None, Literal["off", "auto"] | Path)
 
 
 def _absolute_paths(
@@ -178,9 +184,11 @@ def _absolute_paths(
         if not value.strip() or "\0" in value:
             issues.append(Issue(known_place(places, key), key, "a path must not be empty"))
             continue
+        if mirror.is_url(value) and key in READ:
+            continue
         if "://" in value:
-            told = f"{value} is a URL, and only files are read and written: mount that storage, or copy what is there, "
-            issues.append(Issue(known_place(places, key), key, told + "to a path that every node has"))
+            told = f"{mirror.bare(value)} is a URL, and what is written needs a file system that appends, renames and "
+            issues.append(Issue(known_place(places, key), key, told + "locks: mount that storage on every node"))
             continue
         from_override = any(key[: len(path)] == path for path in given)
         base = Path.cwd() if from_override else folder
@@ -196,23 +204,28 @@ def _get(data: Any, key: KeyPath) -> Any:
 def _file_issues(data: dict[str, Any], places: dict[KeyPath, Place]) -> list[Issue]:
     """What the run will read must be there, before anything starts."""
     issues = []
-    for key in (("model", "path"), ("data", "train"), ("data", "eval")):
+    for key in READ:
         value = _get(data, key)
         if not isinstance(value, str) or not value.strip() or "\0" in value:
             continue
-        if what := _missing(Path(value), needs_config=key == ("model", "path")):
+        if what := _missing(value, needs_config=key == ("model", "path")):
             issues.append(Issue(known_place(places, key), key, what))
     return issues
 
 
-def _missing(path: Path, needs_config: bool) -> str | None:
+def _missing(value: str, needs_config: bool) -> str | None:
+    try:
+        path = mirror.local_path(value) if mirror.is_url(value) else Path(value)
+        mirror.fetch(path)
+    except mirror.FetchError as error:
+        return str(error)
     try:
         if not path.exists():
             names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
             close = difflib.get_close_matches(path.name, names, n=1)
             return f"{path} does not exist" + (f"; did you mean '{close[0]}'?" if close else "; check the path")
         if needs_config and not (path / "config.json").is_file():
-            return f"{path} is no Hugging Face model folder: it has no config.json"
+            return f"{mirror.shown(path)} is no Hugging Face model folder: it has no config.json"
     except OSError as error:
         return f"{path} cannot be read: {error.strerror}"
     return None

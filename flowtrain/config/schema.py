@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from flowtrain.config.modes import MODES, ExchangeName, ModeName, Placement
-from flowtrain.config.units import ByteSize
+from flowtrain.config.units import ByteSize, ReadPath
 from flowtrain.plan import Layout, layout_of
 from flowtrain.types import Cut, Module, Role
 
@@ -38,7 +38,7 @@ class RunConfig(Section):
 
 
 class ModelConfig(Section):
-    path: Path = Field(description="Hugging Face model folder (config, tokenizer, processor, chat template).")
+    path: ReadPath = Field(description="Hugging Face model folder (config, processor, chat template), or its URL.")
     init: Literal["auto", "random", "pretrained"] = Field(
         "auto", description="`random`: from the seed; `pretrained`: the folder's safetensors; `auto`: those if there."
     )
@@ -53,8 +53,8 @@ class ModelConfig(Section):
 
 
 class DataConfig(Section):
-    train: Path = Field(description="Training rows: .parquet, .jsonl or .json file, or a folder of them.")
-    eval: Path | None = Field(None, description="Held-out rows.")
+    train: ReadPath = Field(description="Training rows: .parquet, .jsonl or .json file, a folder of them, or a URL.")
+    eval: ReadPath | None = Field(None, description="Held-out rows.")
     on_bad_sample: Literal["skip", "error"] = Field("skip", description="A row that cannot be used: count it, or stop.")
     max_bad_share: Fraction = Field(0.5, description="Stop when more than this share of the first 100 rows is bad.")
     max_seq_len: Positive | None = Field(None, description="Longest row in tokens, images included; default: the pack.")

@@ -4,7 +4,7 @@
 |---|---|
 | `bad-messages` | not a conversation that can be read: broken JSON, no messages, an unknown role or content |
 | `image-count` | the number of images differs from the number of places for them |
-| `image-missing` | no such file, an address on the network, an empty value |
+| `image-missing` | no such file, nothing at a URL, an empty value |
 | `image-undecodable` | not an image, or one that is cut off or damaged |
 | `image-too-large` | more stored pixels than `data.max_image_pixels` |
 | `image-shape` | a shape the model's processor refuses, or another one than the header told when the row was read |

@@ -170,11 +170,12 @@ def _paths(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
         for mine, there in zip(nodes[0].seen, node.seen, strict=True):
             if there.bytes != mine.bytes:
                 what = f"{there.path} is not there" if there.bytes is None else f"{there.path} is another one"
-                what += f" (as {nodes[0].where} has it)"
+                what = there.refused or f"{what} (as {nodes[0].where} has it)"
                 yield Finding("wrong", "paths", node.where, what, "put it on storage that all nodes share, same path")
     for sight in nodes[0].seen:
         if sight.bytes is None:
-            yield Finding("wrong", "paths", nodes[0].where, f"{sight.path} is not there", "check the config")
+            what = sight.refused or f"{sight.path} is not there"
+            yield Finding("wrong", "paths", nodes[0].where, what, "check the config")
 
 
 def _clocks(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:

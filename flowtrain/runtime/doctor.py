@@ -22,9 +22,10 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flowtrain.config.schema import ClusterConfig, Config
 from flowtrain.errors import PlanError
+from flowtrain.mirror import shown
 from flowtrain.runtime.checkup import NodeFacts, PairFacts, facts_here, refusal
 from flowtrain.runtime.cluster import Cluster
-from flowtrain.runtime.nodes import LOOPBACK, Node, look
+from flowtrain.runtime.nodes import LOOPBACK, Node, look, read_paths
 
 ANSWER_SECONDS = 60.0
 CONNECT_SECONDS = 5.0
@@ -57,10 +58,7 @@ def examine(address: str, config: Config | None, bench: bool) -> tuple[list[Node
 
 
 def _inputs(config: Config | None) -> list[str]:
-    if config is None:
-        return []
-    paths = [config.model.path / "config.json", config.data.train, config.data.eval]
-    return [str(path) for path in paths if path is not None]
+    return [] if config is None else [shown(path) for path in read_paths(config)]
 
 
 def _refused_ports(config: Config | None) -> tuple[tuple[str, str], ...]:

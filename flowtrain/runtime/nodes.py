@@ -15,7 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from flowtrain import mirror
 from flowtrain.allocator import NodeRoom
+from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import RankPlan
 from flowtrain.telemetry.tables import PlaceRow
@@ -126,18 +128,30 @@ def interface_of(address: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sight:
-    """What one path looks like from a process: bytes of a file, -1 for a folder, None where there is nothing."""
+    """What one path looks like from a process: bytes of a file, -1 for a folder, None where there is nothing; and why a
+    URL cannot be read there."""
 
     path: str
     bytes: int | None
+    refused: str | None = None
+
+
+def read_paths(config: Config) -> list[Path]:
+    """What every node of a run reads."""
+    paths = [config.model.path, config.model.path / "config.json", config.data.train, config.data.eval]
+    return [path for path in paths if path is not None]
 
 
 def look(paths: Sequence[str]) -> tuple[Sight, ...]:
-    """What is at these paths, seen from here."""
+    """What is at these paths, seen from here; what is at a URL is fetched for this node."""
     seen = []
     for path in paths:
         try:
-            seen.append(Sight(path, -1 if Path(path).is_dir() else Path(path).stat().st_size))
+            place = mirror.local_path(path) if mirror.is_url(path) else Path(path)
+            mirror.fetch(place)
+            seen.append(Sight(path, -1 if place.is_dir() else place.stat().st_size))
+        except mirror.FetchError as error:
+            seen.append(Sight(path, None, str(error)))
         except OSError:
             seen.append(Sight(path, None))
     return tuple(seen)
@@ -147,6 +161,8 @@ def check_seen(number: int, address: str, seen: Iterable[Sight], here: Iterable[
     """Refuse a node that does not have what the driver has (exit 4)."""
     where = f"node {number} ({address})"
     for there, mine in zip(seen, here, strict=True):
+        if there.refused:
+            raise PlanError(f"{where}: {there.refused}")
         if there.bytes is None and mine.bytes is not None:
             raise PlanError(
                 f"{where} does not have {there.path}, which the run needs there: put model, data and run.dir on "

@@ -18,10 +18,11 @@ from typing import Any
 from flowtrain.config.loading import config_to_json
 from flowtrain.config.schema import Config
 from flowtrain.errors import LostProcessError
+from flowtrain.mirror import is_url, shown
 from flowtrain.plan import Layout, Plan, RankPlan
 from flowtrain.runtime.executor import Executor, StageReport, StageSpec
 from flowtrain.runtime.failure import true_cause
-from flowtrain.runtime.nodes import check_seen, look
+from flowtrain.runtime.nodes import check_seen, look, read_paths
 from flowtrain.runtime.owners import owner_ids
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.types import Role
@@ -106,9 +107,10 @@ def start_stages(
 
 def _check_nodes(config: Config, ranks: list[RankPlan], ask: Ask, run_dir: Path) -> None:
     """What every node needs is there and the same (exit 4)."""
-    first = {rank.node: rank for rank in reversed(ranks) if rank.node}
-    paths = [config.model.path / "config.json", config.data.train, config.data.eval, run_dir / "decisions.jsonl"]
-    wanted = [str(path) for path in paths if path is not None]
+    paths = [*read_paths(config), run_dir / "decisions.jsonl"]
+    wanted = [shown(path) for path in paths]
+    several = any(rank.node for rank in ranks)
+    first = {rank.node: rank for rank in reversed(ranks) if rank.node or (several and any(map(is_url, wanted)))}
     answers = ask({(rank.role, rank.rank): ("look", wanted) for rank in first.values()})
     here = look(wanted)
     for number, rank in sorted(first.items()):

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 import yaml
+from file_site import Site
 from integration_runs import EXAMPLES
 
 from flowtrain.pool.transport.nixl_agent import why_missing
@@ -31,10 +32,11 @@ OVERRIDES = (
 
 
 @pytest.fixture(scope="session")
-def two_nodes() -> Iterator[str]:
-    """The address of a cluster of two nodes with two cores each."""
-    with warnings.catch_warnings():
+def two_nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a cluster of two nodes with two cores each, which keep what they fetch apart from the driver."""
+    with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
         warnings.simplefilter("ignore")
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         from ray.cluster_utils import Cluster
 
         store = {"num_cpus": 2, "object_store_memory": 96 * 2**20}
@@ -66,13 +68,23 @@ def run_cli(*given: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture
+def site() -> Iterator[Site]:
+    with Site(EXAMPLES / "emoji") as site:
+        yield site
+
+
 @pytest.mark.parametrize("transport", ["nixl", "ray"])
-def test_a_run_over_two_nodes_equals_plain(two_nodes: str, tmp_path: Path, transport: str) -> None:
-    """The encoder trains, so gradients go back too; two producers, so that a read meets two owners."""
+def test_a_run_over_two_nodes_equals_plain(
+    two_nodes: str, tmp_path: Path, transport: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The encoder trains, so gradients go back too; two producers, so that a read meets two owners. Model and rows are
+    at URLs, the pictures beside them: every node has copies of its own."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if transport == "nixl" and (missing := why_missing()):
         pytest.skip(missing)
     sides = ("producers.num=2", "producers.node=1", "consumers.node=0", f"pool.transport={transport}")
-    sides += ("telemetry.sinks=[ray]",)
+    sides += ("telemetry.sinks=[ray]", f"model.path={site.url}/model", f"data.train={site.url}/data/train.jsonl")
     ended = flowtrain("verify", two_nodes, "--steps", "1", "--out", str(tmp_path / "run"), overrides=sides)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert "verify passed: 1 steps" in ended.stdout
@@ -84,6 +96,14 @@ def test_a_run_over_two_nodes_equals_plain(two_nodes: str, tmp_path: Path, trans
     assert record[f"pool/bytes_out/{transport}"] == record["pool/bytes_out"] > 0
     assert [name for name in record if name.startswith("pool/bytes_out/")] == [f"pool/bytes_out/{transport}"]
     assert record["grad_norm/encoder"] > 0
+    assert f"train: {site.url}/data/train.jsonl" in (tmp_path / "run" / "config.yaml").read_text()
+    rows = list(map(json.loads, (EXAMPLES / "emoji/data/train.jsonl").read_text().splitlines()))
+    trained = [
+        id for line in (tmp_path / "run/samples.jsonl").read_text().splitlines() for id in json.loads(line)["ids"]
+    ]
+    pictures = {f"/data/{name}" for row in rows if row["id"] in trained for name in row["images"]}
+    assert pictures <= set(site.asked)
+    assert not any(site.asked.count(f"/data/{name}.jsonl") > 2 for name in ("train", "test")), "once for each cache"
 
 
 def test_the_pool_is_measured_between_the_nodes(two_nodes: str, tmp_path: Path) -> None:

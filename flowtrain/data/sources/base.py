@@ -14,12 +14,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from flowtrain import mirror
 from flowtrain.data.errors import BadImage
+from flowtrain.errors import DataError
 
 
 @dataclass(frozen=True, slots=True)
 class ImageRef:
-    """One image of a row, not yet read: `value` is its bytes, a file, or a `data:` URI. `label` names it."""
+    """One image of a row, not yet read: `value` is its bytes, a file (for a URL its place in the mirror), or a
+    `data:` URI. `label` names it."""
 
     value: bytes | Path | str
     label: str
@@ -30,7 +33,12 @@ class ImageRef:
             return self.value
         if isinstance(self.value, Path):
             try:
+                mirror.fetch_once(self.value)
                 return self.value.read_bytes()
+            except mirror.AbsentError as error:
+                raise BadImage("image-missing", f"{self.label}: {error}") from error
+            except mirror.FetchError as error:  # not the row's fault, and which rows are trained must not depend on it
+                raise DataError(f"{self.label}: {error}") from error
             except OSError as error:
                 raise BadImage("image-missing", f"{self.label} cannot be read: {error.strerror or error}") from error
         return self._decode(self.value)

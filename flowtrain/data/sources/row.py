@@ -7,20 +7,19 @@
 | content a list of parts (`text`, `image`, `image_url`) | the same parts; an image inside a part is taken from there |
 | `system: text` | a first message of that role |
 | `images: […]` or `image: …` | the row's images, in order of their places |
-| an image: bytes, `{bytes, path}`, a path relative to the file, `data:image/…` | a reference, read when needed |
+| an image: bytes, `{bytes, path}`, a path relative to the file, a URL, `data:image/…` | a reference, read when needed |
 
 Two user turns in a row, or a first turn of the assistant, are handed to the chat template as they are. Everything else
-is a bad row with its reason: nothing is dropped or guessed. Addresses on the network are refused: a run must not depend
-on them.
+is a bad row with its reason: nothing is dropped or guessed. Relative paths of a file at a URL are addresses beside it.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from flowtrain import mirror
 from flowtrain.data.errors import BadRow
 from flowtrain.data.sources.base import ImageRef, RawRow
 
@@ -37,7 +36,6 @@ ROLES = {
     "tool": "tool",
 }
 COLUMNS = ("id", "messages", "conversations", "system", "images", "image")
-_ADDRESS = re.compile(r"^[a-zA-Z][a-zA-Z0-9+.-]+://")
 
 
 def parse_row(stored: object, index: int, where: str, folder: Path) -> RawRow:
@@ -162,16 +160,13 @@ def _image(value: object, label: str, folder: Path) -> ImageRef:
         raise BadRow("image-missing", f"{label} is {_kind(value)}, not bytes, a path or a data URI")
     if value.startswith("data:"):
         return ImageRef(value, label)
-    if value.startswith("file://"):
-        value = value.removeprefix("file://")
-    if _ADDRESS.match(value):
-        raise BadRow(
-            "image-missing", f"{label} is the address {value[:80]}: fetch it into a file, addresses are not read"
-        )
     if "\0" in value:
         raise BadRow("image-missing", f"{label} has a path with a zero character")
-    path = folder / value
-    return ImageRef(path, f"{label} ({path})")
+    try:
+        path = folder / (mirror.local_path(value) if mirror.is_url(value) else value)
+    except mirror.FetchError as error:
+        raise BadRow("image-missing", f"{label}: {error}") from error
+    return ImageRef(path, f"{label} ({mirror.shown(path)})")
 
 
 def _kind(value: object) -> str:

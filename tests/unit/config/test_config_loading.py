@@ -100,7 +100,10 @@ def test_a_small_config_has_defaults_and_absolute_paths(write: Write, tmp_path: 
         ("mode: monolithic\nproducers: {num: 2}", ":4:13: producers.num: `producers.num` and `consumers.num`"),
         ("pool: {transport: local}", ":3:8: pool.transport: `pool.transport` local is for one process"),
         ("run: {dir: ''}", ":3:7: run.dir: a path must not be empty"),
-        ("run: {dir: 's3://runs/one'}", ":3:7: run.dir: s3://runs/one is a URL, and only files are read and written"),
+        (
+            "run: {dir: 's3://runs/one'}",
+            ":3:7: run.dir: s3://runs/one is a URL, and what is written needs a file system",
+        ),
         ("debug: {delays: {producer_unit_ms: {x: 1}}}", "debug.delays.producer_unit_ms.x: "),
         ("seed: 1\nseed: 2", ":4:1: seed: this key stands twice, first in line 3; keep one of them"),
     ],
