@@ -126,10 +126,10 @@ def fetch_once(path: Path) -> None:
 
 
 def _url(path: Path) -> str | None:
-    base = f"{root()}/"
-    if not str(path).startswith(base):
+    base, place = f"{root()}/", os.path.normpath(path)
+    if not place.startswith(base):
         return None
-    protocol, _, rest = os.path.normpath(path).removeprefix(base).partition("/")
+    protocol, _, rest = place.removeprefix(base).partition("/")
     return f"{protocol}://{rest}"
 
 
@@ -200,16 +200,22 @@ def _update(fs: Any, place: str, url: str, path: Path) -> None:
     note = path.with_name(f".{path.name}.version")
     told = {key: str(value) for key, value in info.items() if key not in _TELLS_NOTHING and value is not None}
     version = hashlib.blake2b(json.dumps([info.get("size"), told], sort_keys=True).encode(), digest_size=16).hexdigest()
-    if told and path.is_file() and note.is_file() and note.read_text() == version:
+    if told and path.is_file() and note.is_file() and note.read_text() == f"{version} {_identity(path)}":
         return
-    note.unlink(missing_ok=True)  # a fetch cut off between file and note is made again
-    _get(fs, place, url, path, info.get("size"))
+    fetched = _get(fs, place, url, path, info.get("size"))
     whole = note.with_name(f"{note.name}-{uuid.uuid4().hex}")
-    whole.write_text(version)
+    whole.write_text(f"{version} {fetched}")
     whole.replace(note)
 
 
-def _get(fs: Any, place: str, url: str, path: Path, size: int | None) -> None:
+def _identity(path: Path) -> str:
+    """Of the file itself: a note of one that another process has put in its place since holds no longer."""
+    status = path.stat()
+    return f"{status.st_ino}:{status.st_mtime_ns}"
+
+
+def _get(fs: Any, place: str, url: str, path: Path, size: int | None) -> str:
+    """Puts the file there; returns its identity."""
     part = path.with_name(f".{uuid.uuid4().hex}.part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +232,9 @@ def _get(fs: Any, place: str, url: str, path: Path, size: int | None) -> None:
             raise FetchError(
                 f"{url} gave {part.stat().st_size} bytes and told of {size}: it changes while it is read; start again"
             )
+        fetched = _identity(part)
         part.replace(path)
+        return fetched
     except OSError as error:
         raise FetchError(f"{url} cannot be kept as {path}: {error.strerror or error}; set XDG_CACHE_HOME") from error
     finally:

@@ -109,8 +109,8 @@ def _check_nodes(config: Config, ranks: list[RankPlan], ask: Ask, run_dir: Path)
     """What every node needs is there and the same (exit 4)."""
     paths = [*read_paths(config), run_dir / "decisions.jsonl"]
     wanted = [shown(path) for path in paths]
-    several = any(rank.node for rank in ranks)
-    first = {rank.node: rank for rank in reversed(ranks) if rank.node or (several and any(map(is_url, wanted)))}
+    joined = config.cluster.address is not None  # its processes may have another cache than the driver
+    first = {rank.node: rank for rank in reversed(ranks) if rank.node or (joined and any(map(is_url, wanted)))}
     answers = ask({(rank.role, rank.rank): ("look", wanted) for rank in first.values()})
     here = look(wanted)
     for number, rank in sorted(first.items()):

@@ -74,6 +74,9 @@ def test_a_file_is_fetched_once_and_again_when_it_changes(site: Site) -> None:
     mirror.fetch(path)
     mirror.fetch(path)
     assert site.asked == ["/rows.jsonl"]
+    path.write_text(LINE.upper())  # not by a fetch
+    mirror.fetch(path)
+    assert path.read_text() == LINE
     first = open_source(path).fingerprint
     site.write("rows.jsonl", LINE.replace("Hello", "Goods"))  # of the same length
     mirror.fetch(path)
@@ -133,7 +136,7 @@ def source_with(site: Site, image: str) -> Any:
     return open_source(path)
 
 
-@pytest.mark.parametrize("image", ["../cats/7.png", "URL/cats/7.png"])
+@pytest.mark.parametrize("image", ["../cats/7.png", "gone/../../cats/7.png", "URL/cats/7.png"])
 def test_pictures_lie_beside_the_rows_at_their_address(site: Site, image: str) -> None:
     site.write("cats/7.png", b"picture")
     ref = source_with(site, image.replace("URL", site.url)).row(0).images[0]

@@ -162,8 +162,9 @@ def _image(value: object, label: str, folder: Path) -> ImageRef:
         return ImageRef(value, label)
     if "\0" in value:
         raise BadRow("image-missing", f"{label} has a path with a zero character")
+    url = value if mirror.is_url(value) else mirror.shown(folder / value)
     try:
-        path = folder / (mirror.local_path(value) if mirror.is_url(value) else value)
+        path = mirror.local_path(url) if mirror.is_url(url) else Path(url)
     except mirror.FetchError as error:
         raise BadRow("image-missing", f"{label}: {error}") from error
     return ImageRef(path, f"{label} ({mirror.shown(path)})")
