@@ -59,7 +59,7 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Round:
 def test_a_killed_process_ends_the_run(killed: Round) -> None:
     found = killed.found
     assert found["exit"] == LostProcessError.exit_code, found
-    assert found["role"] in ("producer", "consumer", "reader"), found
+    assert found["role"] in ("producer", "consumer", "reader", "starting"), found
     assert found["noticed s"] < faults.NOTICE_SECONDS
     assert found["left"] == 0
 
