@@ -44,8 +44,6 @@ NOTICE_SECONDS = 15.0
 """Within which a lost process ends a run (C9)."""
 
 NAMED = re.compile(r"(producer|consumer|reader) \d+ \(pid (\d+)\) died")
-STARTING = re.compile(r"(producer|consumer|reader) \d+ died while starting")
-"""Its process has not told its id yet."""
 
 
 @dataclass(slots=True)
@@ -63,17 +61,21 @@ class Launched:
 
 
 def launch(
-    config: Config, emulation: Emulation, resume: Path | None = None, kill_after: float | None = None
+    config: Config,
+    emulation: Emulation,
+    resume: Path | None = None,
+    kill_after: float | None = None,
+    kill_step: int = 0,
 ) -> Launched:
-    """A run in processes of its own, to its end. `kill_after`: seconds behind its first sign of life; then one of the
-    processes that stand for devices is killed."""
+    """A run in processes of its own, to its end. `kill_after`: seconds behind its first sign of life and its record of
+    `kill_step`; then one of the processes that stand for devices is killed."""
     run_dir: RunDir = open_run_dir(config.run.dir, [], keep=resume is not None)
     write_atomic(run_dir.path / "config.yaml", dump_resolved(config))
     emulation.write(run_dir.path)
     argv = [sys.executable, "-m", "flowtrain.emulate.driver", "--config", str(run_dir.path / "config.yaml")]
     argv += ["--processes", "2"] + (["--resume", str(resume)] if resume is not None else [])
     run_id, start = uuid.uuid4().hex, time.monotonic()
-    killer = None if kill_after is None else _Killer(kill_after, start)
+    killer = None if kill_after is None else _Killer(kill_after, start, config.run.dir / "metrics.jsonl", kill_step)
     try:
         ended = supervise(argv, run_id, os.environ, 60.0, pass_fds=[run_dir.lock])
     finally:
@@ -87,18 +89,19 @@ def launch(
 
 
 class _Killer(threading.Thread):
-    """Kills one process of devices, `after` seconds behind the first one's start."""
+    """Kills one process of devices, `after` seconds behind the first one's start and the record of a step."""
 
-    def __init__(self, after: float, start: float) -> None:
+    def __init__(self, after: float, start: float, records: Path, step: int) -> None:
         super().__init__(daemon=True)
         self.after, self.start_time = after, start
+        self.records, self.step = records, step
         self.pid: int | None = None
         self.at: float | None = None
         self.start()
 
     def run(self) -> None:
         deadline = time.monotonic() + 120.0
-        while not device_processes() and time.monotonic() < deadline:
+        while not (device_processes() and self._recorded() >= self.step) and time.monotonic() < deadline:
             time.sleep(0.05)
         time.sleep(self.after)
         found = device_processes()
@@ -106,6 +109,9 @@ class _Killer(threading.Thread):
             self.pid = random.Random(self.after).choice(found)
             self.at = time.monotonic() - self.start_time
             os.kill(self.pid, signal.SIGKILL)
+
+    def _recorded(self) -> int:
+        return self.records.read_bytes().count(b"\n") if self.records.is_file() else 0
 
 
 def device_processes() -> list[int]:
@@ -140,15 +146,15 @@ def composed(config: Config, emulation: Emulation) -> list[dict[str, Any]]:
     ]
 
 
-def round_of(bench: Bench, number: int, after: float | None = None) -> dict[str, Any]:
-    """One kill and what came of it. `after`: seconds behind the first sign of devices, drawn by round where nothing
-    is said."""
+def round_of(bench: Bench, number: int, after: float | None = None, step: int = 0) -> dict[str, Any]:
+    """One kill and what came of it. `after`: seconds behind the first sign of devices and the record of `step`, drawn
+    by round where nothing is said."""
     config, emulation = setup(bench)
     expected = composed(config, emulation)
     before = set(os.listdir("/dev/shm"))
     if after is None:
         after = random.Random(f"{bench.seed} kill {number}").uniform(0.0, 2.0 + STEPS * STEP_SECONDS * 1.2)
-    first = launch(config, emulation, kill_after=after)
+    first = launch(config, emulation, kill_after=after, kill_step=step)
     line = first.outcome.line or ""
     named = NAMED.search(line)
     left = len(device_processes()) + len(set(os.listdir("/dev/shm")) - before)
@@ -170,7 +176,7 @@ def round_of(bench: Bench, number: int, after: float | None = None) -> dict[str,
         "same packs": trained == expected,
         "rows": sum(len(pack["ids"]) for pack in trained),
         "ok": (done or first.outcome.exit_code == LostProcessError.exit_code)
-        and (done or (int(named[2]) == first.killed if named else STARTING.match(line) is not None))
+        and (done or str(first.killed) in line)
         and not left
         and again.outcome.exit_code == EXIT_DONE
         and trained == expected,
