@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from flowtrain.types import Role
@@ -42,6 +43,12 @@ class Layout:
     def leads(self, rank: int) -> bool:
         """Whether a rank answers for its data-parallel rank: the first of those, who are neighbours in a stage."""
         return rank < self.world_size // self.pp and rank % (self.tp * self.cp) == 0
+
+    def neighbours(self, rank: int) -> range:
+        """The ranks of one data-parallel rank in one stage of a pipeline, `rank` among them."""
+        width = self.tp * self.cp
+        first = rank - rank % width
+        return range(first, first + width)
 
 
 LETTERS = {"r": "dp_replicate", "f": "dp_shard", "t": "tp", "c": "cp", "p": "pp", "v": "vpp", "e": "ep"}
@@ -101,6 +108,21 @@ class ModulePlan:
     def leading(self) -> tuple[RankPlan, ...]:
         """A rank for each data-parallel rank: the one that answers for it, and owns what it puts into the pool."""
         return tuple(rank for rank in self.ranks if self.layout.leads(rank.rank))
+
+    def copier(self, rank: int) -> int | None:
+        """The rank whose copies of what lies on other nodes a consumer sees: the first of its neighbours on its node.
+        None for one that makes copies of its own, or needs none."""
+        first = first_on_node(self.layout, [other.node for other in self.ranks], rank)
+        return first if first != rank and self.ranks[first].segment_bytes else None
+
+    def shares_copies(self, rank: int) -> bool:
+        """Whether of a consumer and its neighbours one sees what another has copied."""
+        return any(self.copier(other) is not None for other in self.layout.neighbours(rank))
+
+
+def first_on_node(layout: Layout, nodes: Sequence[int], rank: int) -> int:
+    """Of a rank and its neighbours the first on the same node; `nodes`: of every rank of the side."""
+    return next(other for other in layout.neighbours(rank) if nodes[other] == nodes[rank])
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@
 | producer | its features, and the gradients that come back over them | the rest of its node, in equal parts |
 | consumer that reaches every producer by shared memory | nothing: it reads in place | 0 |
 | any other with first layers | copies of what it reads elsewhere | what its packs take, at most an equal part |
+| its neighbours (`t`, `c`) on the same node | nothing: they see its copies | 0 |
 
 Invariants: the segments of a node sum to at most `pool.bytes`; each is a whole number of pages.
 """
@@ -17,7 +18,7 @@ from flowtrain.allocator.place import Homes
 from flowtrain.allocator.room import PAGE_BYTES, pack_room, packs_received, to_pages
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
-from flowtrain.plan import Layout
+from flowtrain.plan import Layout, first_on_node
 from flowtrain.shapes import ModelShape
 from flowtrain.types import Role
 
@@ -32,7 +33,7 @@ def divide(
     config: Config, shape: ModelShape, homes: Homes, encoder: Layout, backbone: Layout
 ) -> dict[Role, tuple[int, ...]]:
     """Bytes of every rank's own segment; of producers that encode as one, with the layout `encoder`, the first has one,
-    and of a pipeline those that read features.
+    and of a pipeline those that read features, on each node the first of neighbours.
 
     Raises:
         PlanError: the transport that the config asks for does not reach from node to node, or too many owners.
@@ -49,7 +50,10 @@ def divide(
     several = config.placement != "colocated"
     readers = len(consumers) // backbone.pp
     copies = [
-        several and rank < readers and (transport in COPYING or set(producers) != {node})
+        several
+        and rank < readers
+        and first_on_node(backbone, consumers, rank) == rank
+        and (transport in COPYING or set(producers) != {node})
         for rank, node in enumerate(consumers)
     ]
     owners = Counter(producers) + Counter(node for node, copying in zip(consumers, copies, strict=True) if copying)

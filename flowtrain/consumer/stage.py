@@ -43,7 +43,8 @@ ALONE = Layout()
 @dataclass(slots=True)
 class ConsumerStage:
     """`rank` is the data-parallel rank, which may be several processes. Those with the first layers read features:
-    `readers` is their group, and the one that `leads` answers for all and writes gradients.
+    `readers` is their group, and the one that `leads` answers for all and writes gradients. With `shares_copies` some
+    see what others have copied, and wait for that.
 
     `updater` is None when nothing on this side trains; `layout` is the side's; `stage` and `links` are those of a
     pipeline, 0 and None without; `span` marks what is done when.
@@ -57,6 +58,7 @@ class ConsumerStage:
     device: torch.device
     readers: Any = None
     leads: bool = True
+    shares_copies: bool = False
     span: Span = no_span
     layout: Layout = ALONE
     stage: int = 0
@@ -114,7 +116,7 @@ class ConsumerStage:
     def _begin(self, order: PackOrder, payloads: Sequence[PayloadBlock]) -> PackRun:
         tokens = dict(zip(order.blocks, payloads, strict=True))
         refs = {ref.position: ref for ref in order.refs}
-        views = dict(zip(refs, self.pool.get_all(order.refs), strict=True)) if self.stage == 0 else {}
+        views = dict(zip(refs, self._features(order.refs), strict=True)) if self.stage == 0 else {}
         survivors = [sample for sample in order.pack.samples if sample.position not in order.masked]
         samples = [
             self._sample(s, tokens[s.block], refs.get(s.position), views.get(s.position, ()), order) for s in survivors
@@ -124,14 +126,28 @@ class ConsumerStage:
         neighbours = "sample_sees_neighbour" in self.config.debug.faults and order.phase is Phase.TRAIN
         return PackRun(order, survivors, samples, refs, self.backbone, self.links, neighbours)
 
+    def _features(self, refs: Sequence[EmbeddingRef]) -> list[list[torch.Tensor]]:
+        """Of each sample; who sees the copies of another reader waits for that one to have made them."""
+        shared = self.shares_copies and bool(refs)
+        if shared and self.pool.sees_copies:
+            self._meet()
+        features = self.pool.get_all(refs)
+        if shared and not self.pool.sees_copies:
+            self._meet()
+        return features
+
+    def _meet(self) -> None:
+        """Wait for the other readers."""
+        if self.readers is not None:
+            with self.span("peers"):
+                dist.barrier(self.readers)
+
     def _end(self, slot: int, since: float) -> PackTrained:
         """The pack is done here: gradients go over its features, which nobody reads any more."""
         run = self._packs.pop(slot)
         order = run.order
         if self.stage == 0:
-            if self.readers is not None:
-                with self.span("peers"):
-                    dist.barrier(self.readers)  # a gradient goes over the embedding that another may still read
+            self._meet()  # what another may still read is written over: by gradients, and once released by other copies
             if order.return_gradients and self.leads:
                 with self.span("return gradient"):
                     pairs = zip(run.survivors, run.samples, strict=bool(run.survivors))

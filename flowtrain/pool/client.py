@@ -37,7 +37,7 @@ from flowtrain.pool.pin import Pinned, pin, unpin
 from flowtrain.pool.registry import Registration
 from flowtrain.pool.segment import OwnSegment, SegmentHandle
 from flowtrain.pool.space import OwnerSpace
-from flowtrain.pool.transport import Span, Transport, choose_transport
+from flowtrain.pool.transport import CopiesTransport, Span, Transport, choose_transports
 from flowtrain.types import Address, EmbeddingRef, TensorSpec
 
 if TYPE_CHECKING:
@@ -104,21 +104,36 @@ class PoolClient:
             self._own = self._arrays.own(segment.memory)
             self._pin = pin(segment.memory)
 
-    def handle(self) -> SegmentHandle | None:
-        """How others reach this process's segment; None without one."""
+    def handle(self, *, within_machine: bool = False) -> SegmentHandle | None:
+        """How others reach this process's segment, or only those of this machine; None without one."""
         if self._segment is None:
             return None
+        if within_machine:
+            return self._segment.handle(host=self._host)
         endpoints = {name: t.endpoint for name, t in self._transports.items() if t.endpoint is not None}
         return self._segment.handle(endpoints, self._host)
 
-    def attach(self, handles: Mapping[int, SegmentHandle]) -> None:
-        """Reach the segments of these owners; one's own and those reached before are passed over."""
+    def attach(self, handles: Mapping[int, SegmentHandle], copies: SegmentHandle | None = None) -> None:
+        """Reach the segments of these owners; one's own and those reached before are passed over.
+
+        `copies`: the segment of another reader of this machine. What that one copies, from now on, is seen there.
+        """
         for owner, handle in handles.items():
             assert owner == handle.owner, f"handle of owner {handle.owner} given for owner {owner}"
-            if owner != self.owner and owner not in self._chosen:
-                transport = self._transports[choose_transport(handle, self._host, self._transports)]
-                transport.attach(handle)
-                self._chosen[owner] = (transport, handle.bytes)
+        if copies is not None:
+            self._transports = {**self._transports, CopiesTransport.name: CopiesTransport(copies)}
+        new = [handle for owner, handle in handles.items() if owner != self.owner and owner not in self._chosen]
+        in_use = {transport.name for transport, _ in self._chosen.values()}
+        chosen = choose_transports(new, self._host, self._transports, in_use)
+        for handle in new:
+            transport = self._transports[chosen[handle.owner]]
+            transport.attach(handle)
+            self._chosen[handle.owner] = (transport, handle.bytes)
+
+    @property
+    def sees_copies(self) -> bool:
+        """Whether this process sees what another reader copies, and copies nothing."""
+        return CopiesTransport.name in self._transports
 
     def detach(self, owners: Iterable[int]) -> None:
         """Let go of these owners' segments, which hold nothing any more: other processes may then have the numbers."""

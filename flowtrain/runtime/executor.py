@@ -30,6 +30,7 @@ class StageSpec:
         owner: id of its segment in the pool, None without one.
         spread: the run has processes on several nodes.
         store: (host, port) of the side's rendezvous, None for a side of one rank or one that needs no collective.
+        shares_copies: of a consumer and its neighbours one sees what another has copied.
     """
 
     rank_plan: RankPlan
@@ -40,6 +41,7 @@ class StageSpec:
     owner: int | None = None
     spread: bool = False
     store: tuple[str, int] | None = None
+    shares_copies: bool = False
 
 
 @dataclass(frozen=True, slots=True)

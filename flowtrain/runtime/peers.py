@@ -5,7 +5,7 @@
 Packs, units and the pool know data-parallel ranks only; reductions, updates and checkpoints know every rank.
 
 An order to train may be answered with several packs, or with none yet (`flowtrain.pipeline`). The loss of a pack is
-told by the peers with the last layers, and the slowest says how long it took.
+told by the peers with the last layers, the slowest says how long it took, and what they read is added up.
 
 Invariant: answers of a rank on one kind of work come in the order in which it was sent, so the n-th answers of all
 peers belong together.
@@ -13,7 +13,7 @@ peers belong together.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -60,6 +60,13 @@ def _together(answers: Sequence[Any]) -> Any:
     first, last = answers[0], answers[-1]
     if not isinstance(first, PackTrained):
         return first
+    read: Counter[str] = Counter()
+    for answer in answers:
+        read.update(answer.pool.bytes_out)
     return replace(
-        first, loss_sum=last.loss_sum, trained_tokens=last.trained_tokens, seconds=max(a.seconds for a in answers)
+        first,
+        loss_sum=last.loss_sum,
+        trained_tokens=last.trained_tokens,
+        seconds=max(answer.seconds for answer in answers),
+        pool=replace(first.pool, bytes_out=dict(read)),
     )

@@ -102,21 +102,24 @@ def build_consumer(spec: StageSpec, config: Config, groups: Groups, make_pool: M
         apply_context(half, groups.carrying("cp"))
     if config.model.compile:
         compile_layers(half.model, half.device)
+    pool = make_pool()
     stage = ConsumerStage(
         dp_rank(spec.layout, spec.rank_plan.rank),
         config,
         half,
-        make_pool(),
+        pool,
         _updater(half, spec, config, holding),
         torch.device(spec.rank_plan.device),
         groups.over(("cp", "tp")),
         groups.leads,
+        spec.shares_copies,
         span,
         groups.layout,
         holding.stage,
         Links(groups, torch.device(spec.rank_plan.device)) if groups.layout.pp > 1 else None,
     )
-    return Built(stage, holding, _report(spec, config, half, None))
+    copies = pool.handle(within_machine=True) if spec.shares_copies else None
+    return Built(stage, holding, _report(spec, config, half, copies))
 
 
 def _load(kind: Any, spec: StageSpec, config: Config, groups: Groups) -> tuple[Any, Holding]:

@@ -8,7 +8,7 @@
 | `load_modules` | all others | the imports of the role: seconds, so everyone's at once |
 | `open_store` | rank 0 of a side | rendezvous of the side's collectives, on a free port |
 | `configure` | all | builds the stage, once its segment is made |
-| `attach`, `detach` | consumer | opens the producers' segments; lets go of those of producers that have left |
+| `attach`, `detach` | consumer | opens the segments it reads; lets go of those of producers that have left |
 | `regroup` | all of a side that stay | leaves the collectives of the side for those of another number of ranks |
 | `clock`, `flush_trace` | all | its monotonic clock; what its trace still holds, to the file |
 | `devices` | one of a node | the newest figures of the node's GPUs |
@@ -200,8 +200,8 @@ class StageSlot:
         text: str | None = self.stage.first_sample()
         return text
 
-    def _attach(self, handles: Mapping[int, SegmentHandle]) -> None:
-        self.stage.pool.attach(handles)
+    def _attach(self, handles: Mapping[int, SegmentHandle], copies: SegmentHandle | None = None) -> None:
+        self.stage.pool.attach(handles, copies)
 
     def _save(self, folder: str) -> None:
         """What this rank is the first to hold of its side's state; one that does not train has parameters only."""

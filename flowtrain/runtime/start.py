@@ -3,7 +3,7 @@
 start ▶ reserve (segments of the pool, whose pages are made beside all that follows)
       ▶ look (several nodes: model, data and run folder are there)
       ▶ prepare (weights, consumer 0; the others import meanwhile) ▶ open_store (rank 0 of each side of several)
-      ▶ configure (all at once) ▶ attach (consumers open the producers' segments) ▶ restore (from a checkpoint)
+      ▶ configure (all at once) ▶ attach (consumers open the segments they read) ▶ restore (from a checkpoint)
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ def start_stages(
             owners.get((rank.role, rank.rank)),
             len({other.node for other in ranks}) > 1,
             stores.get((rank.role, 0)),
+            rank.role is Role.CONSUMER and plan.consumers.shares_copies(rank.rank),
         )
         for rank in ranks
     }
@@ -97,8 +98,11 @@ def start_stages(
         owners[key]: report.segment for key, report in reports.items() if key[0] is Role.PRODUCER and report.segment
     }
     text = ask({(Role.READER, 0): ("sample_text",)})[Role.READER, 0]
-    consumers = [key for key in specs if key[0] is Role.CONSUMER]
-    ask(dict.fromkeys(consumers, ("attach", segments)))
+    copiers = {rank.rank: plan.consumers.copier(rank.rank) for rank in plan.consumers.ranks}
+    copies = {
+        rank: copier if copier is None else reports[Role.CONSUMER, copier].segment for rank, copier in copiers.items()
+    }
+    ask({(Role.CONSUMER, rank): ("attach", segments, seen) for rank, seen in copies.items()})
     if checkpoint is not None:
         trained = [key for key in specs if key[0] is not Role.READER]
         ask({key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained})

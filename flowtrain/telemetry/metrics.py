@@ -143,7 +143,7 @@ POOL_READ = _add(
     "pool/bytes_out/TRANSPORT",
     COUNTER,
     "B",
-    "bytes read out of the pool by each transport ([pool](pool.md#transports))",
+    "bytes read out of the pool by each transport ([pool](pool.md#transports)), by all ranks that read",
     steps=SUM,
 )
 POOL_SECONDS = _add(

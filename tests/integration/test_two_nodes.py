@@ -1,4 +1,5 @@
-"""Producers on one node of a Ray cluster, consumers on the other: exact over each transport that reaches across.
+"""Producers on one node of a Ray cluster, consumers on the other: exact over each transport that reaches across, which
+carries what tensor-parallel consumers read once for both.
 
 Both nodes are on this machine, so shared memory would reach: the transport under test is forced.
 """
@@ -83,7 +84,8 @@ def test_a_run_over_two_nodes_equals_plain(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     if transport == "nixl" and (missing := why_missing()):
         pytest.skip(missing)
-    sides = ("producers.num=2", "producers.node=1", "consumers.node=0", f"pool.transport={transport}")
+    sides = ("producers.num=2", "producers.node=1", "consumers.layout=t2", "consumers.node=0")
+    sides += (f"pool.transport={transport}",)
     sides += ("telemetry.sinks=[ray]", f"model.path={site.url}/model", f"data.train={site.url}/data/train.jsonl")
     ended = flowtrain("verify", two_nodes, "--steps", "1", "--out", str(tmp_path / "run"), overrides=sides)
     assert ended.returncode == 0, ended.stderr[-2000:]
@@ -91,10 +93,12 @@ def test_a_run_over_two_nodes_equals_plain(
     assert "telemetry sink" not in ended.stderr
     plan = yaml.safe_load((tmp_path / "run" / "plan.yaml").read_text())
     assert [rank["node"] for rank in plan["producers"]["ranks"]] == [1, 1]
-    assert [rank["node"] for rank in plan["consumers"]["ranks"]] == [0]
+    assert [rank["node"] for rank in plan["consumers"]["ranks"]] == [0, 0]
+    assert [rank["segment_bytes"] > 0 for rank in plan["consumers"]["ranks"]] == [True, False]
     (record,) = map(json.loads, (tmp_path / "run" / "metrics.jsonl").read_text().splitlines())
-    assert record[f"pool/bytes_out/{transport}"] == record["pool/bytes_out"] > 0
-    assert [name for name in record if name.startswith("pool/bytes_out/")] == [f"pool/bytes_out/{transport}"]
+    read = {name: value for name, value in record.items() if name.startswith("pool/bytes_out/")}
+    assert read == {f"pool/bytes_out/{way}": record["pool/bytes_out"] for way in (transport, "copies")}
+    assert record["pool/bytes_out"] > 0
     assert record["grad_norm/encoder"] > 0
     assert f"train: {site.url}/data/train.jsonl" in (tmp_path / "run" / "config.yaml").read_text()
     rows = list(map(json.loads, (EXAMPLES / "emoji/data/train.jsonl").read_text().splitlines()))

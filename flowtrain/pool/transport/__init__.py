@@ -6,19 +6,21 @@ from collections.abc import Callable, Iterable
 
 from flowtrain.pool.segment import OwnSegment
 from flowtrain.pool.transport.base import Span, Transport
-from flowtrain.pool.transport.choice import choose_transport
+from flowtrain.pool.transport.choice import choose_transports
+from flowtrain.pool.transport.copies import CopiesTransport
 from flowtrain.pool.transport.local import LocalTransport
 from flowtrain.pool.transport.nixl import NixlTransport
 from flowtrain.pool.transport.shm import ShmTransport
 
 __all__ = [
     "TRANSPORTS",
+    "CopiesTransport",
     "LocalTransport",
     "NixlTransport",
     "ShmTransport",
     "Span",
     "Transport",
-    "choose_transport",
+    "choose_transports",
     "make_transports",
 ]
 

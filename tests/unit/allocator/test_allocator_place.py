@@ -138,6 +138,28 @@ def test_bytes_are_those_of_a_node(emoji: Path, shape: ModelShape) -> None:
     assert sum(apart[C]) <= 2**26
 
 
+@pytest.mark.parametrize(
+    ("layout", "nodes", "copying"),
+    [
+        ("t2", (2, 2), [True, False]),
+        ("f2t2", (4, 2), [True, False, True, False]),
+        ("t2p2", (4, 2), [True, False, False, False]),
+        ("c4", (3, 3), [False, True, False, False]),  # on two nodes: the producers are beside the first one
+        ("r2", (2, 2), [True, True]),
+    ],
+)
+def test_neighbours_on_a_node_share_the_copies_of_the_first(
+    emoji: Path, shape: ModelShape, layout: str, nodes: tuple[int, ...], copying: list[bool]
+) -> None:
+    sides = {"producers": ONE_THREAD, "consumers": {"layout": layout, "threads": 1}, "pool": {"bytes": 2**26}}
+    plan = make_plan(joined(emoji, **sides), shape, MANY, rooms(*nodes))
+    assert [rank.segment_bytes > 0 for rank in plan.consumers.ranks] == copying
+    readers = [rank.rank for rank in plan.consumers.ranks if plan.consumers.copier(rank.rank) is not None]
+    assert readers == {"t2": [1], "f2t2": [1, 3], "t2p2": [1], "c4": [2, 3], "r2": []}[layout]
+    shared = [plan.consumers.shares_copies(rank.rank) for rank in plan.consumers.ranks]
+    assert shared == [layout != "r2" and (layout != "t2p2" or rank < 2) for rank in range(len(copying))]
+
+
 @pytest.mark.parametrize("transport", ["nixl", "ray"])
 def test_a_forced_copy_is_charged_to_the_same_node(emoji: Path, shape: ModelShape, transport: str) -> None:
     sides = {"producers": ONE_THREAD, "consumers": ONE_THREAD}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowtrain.messages import PackTrained
+from flowtrain.messages import PackTrained, PoolUse
 from flowtrain.plan import layout_of
 from flowtrain.runtime.peers import Peers
 from flowtrain.types import Phase, Role
@@ -42,6 +44,15 @@ def test_packs_of_a_pipeline_are_told_when_all_its_ranks_are_done_with_them() ->
     answers = [(1, (last[0],)), (0, ()), (1, (last[1],)), (0, (first[0], first[1]))]
     told = [peers.answered(Role.CONSUMER, rank, "train", value) for rank, value in answers]
     assert told == [(), (), (), tuple(last)]
+
+
+def test_what_the_ranks_have_read_is_added_up() -> None:
+    peers = Peers({Role.CONSUMER: layout_of("t2")})
+    uses = PoolUse(0.5, {"nixl": 8}, {"nixl": 64, "shm": 32}, 7), PoolUse(0.25, {}, {"copies": 64, "shm": 32}, 7)
+    answers = [replace(pack(rank, 0, 1.0, 1.0), pool=use) for rank, use in enumerate(uses)]
+    assert peers.answered(Role.CONSUMER, 1, "train", (answers[1],)) == ()
+    (told,) = peers.answered(Role.CONSUMER, 0, "train", (answers[0],))
+    assert told.pool == PoolUse(0.5, {"nixl": 8}, {"nixl": 64, "shm": 64, "copies": 64}, 7)
 
 
 def test_what_every_rank_does_for_itself_is_told_as_it_comes() -> None:
