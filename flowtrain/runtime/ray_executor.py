@@ -109,11 +109,11 @@ class RayExecutor:
                     f"the resources; see {self.cluster.log_dir}, or raise cluster.start_timeout_seconds"
                 )
             for ref in ready:
-                role, rank = key = waiting.pop(ref)
+                host = waiting.pop(ref)
                 try:
-                    self._pids[key] = ray.get(ref)
+                    self._pids[host] = ray.get(ref)
                 except GONE as error:
-                    raise LostProcessError(f"{role} {rank} died while starting: {_reason(error)}") from error
+                    raise self._lost(missing[host].role, missing[host].rank, "while starting", error) from error
         for host, plan in missing.items():
             self._listen(self._actors[host].watch.remote(), None, plan.role, plan.rank, "watch")
 
@@ -221,19 +221,28 @@ class RayExecutor:
             cause = error.cause if isinstance(error.cause, BaseException) else error
             cause.add_note(f"in {method} of {role} {rank} (pid {self._pids.get(self._host((role, rank)))}):\n{error}")
             return cause
-        if isinstance(error, GONE):
-            pid = self._pids.get(self._host((role, rank)))
-            lost = LostProcessError(f"{role} {rank} (pid {pid}) died {self._doing(role, rank)}: {_reason(error)}")
-            lost.add_note(f"Ray says: {error}")
-            if said := self.cluster.last_words(pid):
-                lost.add_note(f"the end of its log:\n{said}")
-            return lost
-        return error
+        return self._lost(role, rank, self._doing(role, rank), error) if isinstance(error, GONE) else error
+
+    def _lost(self, role: Role, rank: int, doing: str, error: BaseException) -> LostProcessError:
+        """A process is gone. Where it has not told its id yet, Ray does, which gave it to the actor."""
+        pid = self._pids.get(self._host((role, rank))) or _told_pid(error)
+        name = f"{role} {rank}" if pid is None else f"{role} {rank} (pid {pid})"
+        lost = LostProcessError(f"{name} died {doing}: {_reason(error)}")
+        lost.add_note(f"Ray says: {error}")
+        if said := self.cluster.last_words(pid):
+            lost.add_note(f"the end of its log:\n{said}")
+        return lost
 
     def _doing(self, role: Role, rank: int) -> str:
         """What a process was at: orders are executed as they were sent, so the oldest without an answer."""
         unanswered = self._unanswered.get((role, rank))
         return f"during {unanswered[0]}" if unanswered else "while idle"
+
+
+def _told_pid(error: BaseException) -> int | None:
+    """The process in what Ray says of an actor that died; None where it says nothing of one."""
+    found = re.search(r"\bpid(?:: |=)(\d+)\b", str(error))
+    return int(found[1]) if found else None
 
 
 def _reason(error: BaseException) -> str:

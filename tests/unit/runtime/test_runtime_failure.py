@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections import deque
 from collections.abc import Sequence
@@ -9,7 +10,8 @@ from itertools import permutations
 from typing import Any
 
 import pytest
-from ray.exceptions import OutOfMemoryError, RayActorError, RayError, RayTaskError
+from ray.core.generated.common_pb2 import ActorDiedErrorContext
+from ray.exceptions import ActorDiedError, OutOfMemoryError, RayActorError, RayError, RayTaskError
 
 from flowtrain.config.schema import ClusterConfig
 from flowtrain.errors import DataError, LostProcessError, PeerError, PlanError
@@ -141,7 +143,19 @@ def test_a_dead_actor_is_a_lost_process_with_a_way_on(
     error = executor._translate(given, Role.CONSUMER, 0, "train")
     assert isinstance(error, LostProcessError)
     assert told in str(error)
-    assert str(error).startswith("consumer 0 (pid None) died while idle: ")
+    assert str(error).startswith("consumer 0 died while idle: ")
+
+
+def test_ray_tells_the_process_of_an_actor_that_did_not(executor: RayExecutor) -> None:
+    """Killed while it starts, an actor has said nothing of itself."""
+    context = ActorDiedErrorContext(
+        error_message="Worker unexpectedly exits with a connection error code 2. End of file.",
+        actor_id=os.urandom(16),
+        class_name="StageActor",
+        pid=4711,
+    )
+    error = executor._translate(ActorDiedError(context), Role.PRODUCER, 1, "watch")
+    assert str(error).startswith("producer 1 (pid 4711) died while idle: it was killed")
 
 
 def test_a_cluster_that_does_not_answer_is_told_with_its_address() -> None:
