@@ -3,11 +3,12 @@
     a cycle:  calibration runs (even rows) ─▶ lines ─▶ simulated samples/s, on disk ─▶ judged runs (odd rows)
 
 Real runs of `examples/emoji` on this machine. Calibration runs have one producer and one consumer, and loads of their
-own (`CALIBRATION`); judged are other loads, sizes of packs, exchanges and layouts (`JUDGED`) by samples/s of the middle
-step behind a warm-up, and nothing of them is used before all predictions of the cycle are written. The pace of a shared
-machine drifts within minutes, so cycles are short, each begins its judged runs with another one, and the cycle of
-median error counts. `drift %` is how much longer than by the calibration the judged run's own packs took, and
-`without drift %` the error once that factor is taken away: what is left is the simulator's own.
+own (`CALIBRATION`; two producers where the sum of their gradients is to be known, `SUMS`); judged are other loads,
+sizes of packs, exchanges and layouts (`JUDGED`) by samples/s of the middle step behind a warm-up, and nothing of them
+is used before all predictions of the cycle are written. The pace of a shared machine drifts within minutes, so cycles
+are short, each begins its judged runs with another one, and the cycle of median error counts. `drift %` is how much
+longer than by the calibration the judged run's own packs took, and `without drift %` the error once that factor is
+taken away: what is left is the simulator's own.
 
 `--emulated FILE`: the rows of a record of `python -m benchmarks.emulated` are judged, too: what the simulator told for
 them stands beside what was measured. That is not its proof, since both draw their waits from one model.
@@ -57,6 +58,9 @@ CALIBRATION = (
     keys(32, 1024),
     keys(32, 1536, "pool.exchange=barrier_step"),
 )
+SUMS: dict[str, tuple[Keys, ...]] = {"trainable": (keys(16, 512, *TWO),), "frozen": ()}
+"""Calibration runs that only say how long two producers sum their gradients."""
+
 JUDGED: dict[str, dict[str, Keys]] = {
     "trainable": {
         "1+1, 24 rows, packs of 768": keys(24, 768),
@@ -77,7 +81,7 @@ MIDDLE_SECONDS, LARGE_GIB = 60.0, 8.0
 def cycle(runs: TimedRuns, even: Path, odd: Path, number: int, seed: int) -> list[dict[str, Any]]:
     """Calibration, predictions, judged runs."""
     calibration = {
-        freeze: [runs.prepare(even, (*own, *fixed), STEPS, seed) for own in CALIBRATION]
+        freeze: [runs.prepare(even, (*own, *fixed), STEPS, seed) for own in (*CALIBRATION, *SUMS[freeze])]
         for freeze, fixed in FREEZE.items()
     }
     for run in chain.from_iterable(calibration.values()):
@@ -185,7 +189,14 @@ def measure(options: argparse.Namespace) -> Result:
         rows += [middle, large]
         checks.append(Check("seconds of 1,024 devices, 100 steps", middle["seconds"], "<=", MIDDLE_SECONDS))
         checks.append(Check("GiB of 16,384 devices, 20 steps", large["GiB"], "<=", LARGE_GIB))
-    settings = {"steps": STEPS, "skipped": SKIPPED, "cycles": CYCLES, "calibration": CALIBRATION, "judged": JUDGED}
+    settings = {
+        "steps": STEPS,
+        "skipped": SKIPPED,
+        "cycles": CYCLES,
+        "calibration": CALIBRATION,
+        "sums": SUMS,
+        "judged": JUDGED,
+    }
     columns = dict.fromkeys(column for row in rows for column in row)
     return Result(settings, [{column: row.get(column, "-") for column in columns} for row in rows], checks)
 

@@ -1,7 +1,8 @@
 """Calibration of the simulator for `benchmarks.simulator`: what orders take, as lines in what they hold.
 
     orders of calibration runs ─▶ lines of encodes, backwards, packs ┐
-    the same where ranks overlapped ─▶ speed of busy cores           ├─▶ Calibration ─▶ simulated samples/s of any run
+    the same where ranks overlapped ─▶ speed of busy cores           │
+    a run of two producers ─▶ the sum of their gradients             ├─▶ Calibration ─▶ simulated samples/s of any run
     traces of the controller ─▶ a message, an answer, a row read     ┘
 
 Cores are a resource: a line holds the seconds of an order that runs alone, and `together` how fast a rank is while the
@@ -53,13 +54,14 @@ class Order:
 
 @dataclass(frozen=True)
 class Calibration:
-    """`encode`, `backward` (None: no gradient returns) and `pack` are cost models in seconds; `ends`: seconds of the
-    reduction and the update of a side; `read_seconds`: of a row."""
+    """`encode`, `backward` (None: no gradient returns) and `pack` are cost models in seconds; `reduce`: seconds of the
+    sum of gradients over a side of so many ranks, `update`: of the optimizer on a rank; `read_seconds`: of a row."""
 
     encode: CostModel
     backward: CostModel | None
     pack: CostModel
-    ends: Mapping[tuple[str, Role], float]
+    reduce: Mapping[tuple[Role, int], float]
+    update: Mapping[Role, float]
     cores: Cores
     control: Control
     read_seconds: float
@@ -82,7 +84,7 @@ class Calibration:
             control=Control(0.0, 0.0) if one_process else self.control,
             cores=self.cores,
         )
-        steps = Simulation(system, Seconds(self, one_process), run.steps()).run(config.train.max_steps or 1).steps
+        steps = Simulation(system, Seconds(self, system), run.steps()).run(config.train.max_steps or 1).steps
         steady = pairwise(steps[skipped - 1 :])
         return median(step.rows / (step.end - before.end) for before, step in steady)
 
@@ -100,11 +102,11 @@ class Seconds:
     and a pack the reading of as many rows."""
 
     by: Calibration
-    one_process: bool
+    system: System
 
     def of(self, step: Step) -> StepSeconds:
         by = self.by
-        answer, read = (by.control.answer_seconds, by.read_seconds) if self.one_process else (0.0, 0.0)
+        answer, read = (by.control.answer_seconds, by.read_seconds) if self.system.colocated else (0.0, 0.0)
         encode, backward = {}, {}
         for unit in (unit for pack in step.packs for unit in pack.units):
             encode[unit.id] = by.encode.real(by.encode.unit_cost(unit.samples)) + answer
@@ -118,15 +120,20 @@ class Seconds:
         return StepSeconds(encode, backward, packs, [0.0] * len(packs[0]))
 
     def reduce_seconds(self, role: Role) -> float:
-        return self.by.ends.get(("reduce", role), 0.0)
+        ranks = self.system.members(role)
+        assert (role, ranks) in self.by.reduce, f"no calibration run has summed gradients over {ranks} {role}s"
+        return self.by.reduce[role, ranks]
 
     def update_seconds(self, role: Role) -> float:
-        return self.by.ends.get(("update", role), 0.0)
+        return self.by.update[role]
 
 
 def calibrate(settings: Mapping[str, Sequence[TimedRun]], cores: int | None = None) -> dict[str, Calibration]:
     """Of each setting, from its runs of one producer and one consumer, some of which leave the sides no time at the
-    same moment. Lines are a setting's own, the cores are the machine's: all runs say how fast they are."""
+    same moment. Lines are a setting's own, the cores are the machine's: all runs say how fast they are. Of its runs of
+    more producers nothing but the ends of steps is used."""
+    all_runs = settings
+    settings = {name: [run for run in runs if run.num_ranks(Role.PRODUCER) == 1] for name, runs in settings.items()}
     bases = {name: runs[0].cost for name, runs in settings.items()}
     orders = {name: _orders(runs) for name, runs in settings.items()}
     lines, speed = fit(bases, orders, cores or os.cpu_count() or 1)
@@ -137,7 +144,7 @@ def calibrate(settings: Mapping[str, Sequence[TimedRun]], cores: int | None = No
             models["encode"],
             models.get("backward"),
             models["pack"],
-            _ends(runs, speed),
+            *_ends(all_runs[name], speed),
             speed,
             _control(runs),
             _read_seconds(runs),
@@ -155,14 +162,19 @@ def _orders(runs: Sequence[TimedRun]) -> dict[str, list[Order]]:
     return found
 
 
-def _ends(runs: Sequence[TimedRun], cores: Cores) -> dict[tuple[str, Role], float]:
-    ends = {}
-    for method in ("reduce", "update"):
+def _ends(runs: Sequence[TimedRun], cores: Cores) -> tuple[dict[tuple[Role, int], float], dict[Role, float]]:
+    """Of a side and its number of ranks: reductions, which ranks end together, so that the call of the one that came
+    last, the shortest, says how long they take; and updates, which each has for itself."""
+    reduce: dict[tuple[Role, int], list[float]] = {}
+    update: dict[Role, list[float]] = {}
+    for run in runs:
         for role in SIDES:
-            seconds = [_alone(order, cores) for run in runs for order in run.ends(method, role)[1:]]
-            if seconds:
-                ends[method, role] = median(seconds)
-    return ends
+            for orders in run.ends("reduce", role)[1:]:
+                shortest = min(_alone(order, cores) for order in orders)
+                reduce.setdefault((role, run.num_ranks(role)), []).append(shortest)
+            for orders in run.ends("update", role)[1:]:
+                update.setdefault(role, []).extend(_alone(order, cores) for order in orders)
+    return ({key: median(of) for key, of in reduce.items()}, {role: median(of) for role, of in update.items()})
 
 
 def fit(

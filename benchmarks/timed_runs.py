@@ -89,6 +89,10 @@ class TimedRun:
             if call.method == method
         ]  # fmt: skip
 
+    def num_ranks(self, role: Role) -> int:
+        """Of a side."""
+        return len((self.plan.producers if role is Role.PRODUCER else self.plan.consumers).leading)
+
     def packs(self) -> list[Order]:
         """Of the one consumer."""
         packs = [pack for step in self.trained for pack in step.packs]
@@ -111,9 +115,12 @@ class TimedRun:
                 found.append(self._order(method, _unit_features(held), track, call))
         return found
 
-    def ends(self, method: str, role: Role) -> list[Order]:
-        """Reductions or updates of a side."""
-        return [self._order(method, (), track, call) for track, call in self.calls(str(role), method)]
+    def ends(self, method: str, role: Role) -> list[tuple[Order, ...]]:
+        """Reductions or updates of a side: those of all ranks, step by step."""
+        by_rank: dict[str, list[Order]] = {}
+        for track, call in self.calls(str(role), method):
+            by_rank.setdefault(track.name, []).append(self._order(method, (), track, call))
+        return list(zip(*by_rank.values(), strict=True))
 
     def _order(self, kind: str, features: tuple[int, ...], track: Track, call: Call) -> Order:
         seconds = [0.0] * len(self.timeline.tracks)

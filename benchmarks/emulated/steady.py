@@ -1,4 +1,8 @@
-"""Two hundred steps: what processes hold after the first quarter is what they hold at the end."""
+"""Two hundred steps: what processes hold after the first quarter is what they hold at the end.
+
+Memory is what a process has allocated, its anonymous resident pages. Those of libraries are left out: they belong to
+one process or to several as other programs of the machine come and go, which moves its unique set by a tenth.
+"""
 
 from __future__ import annotations
 
@@ -69,11 +73,17 @@ def _look(executor: EmulatedExecutor, run_dir: Path) -> dict[str, float]:
     return {
         "time": time.monotonic(),
         "step": metrics.read_bytes().count(b"\n") if metrics.is_file() else 0,
-        "memory MiB": sum(process.memory_full_info().uss for process in processes) / 2**20,
+        "memory MiB": sum(map(_allocated, processes)) / 2**20,
         "descriptors": sum(process.num_fds() for process in processes),
         "segments": sum(_segments(process.pid) for process in processes),
-        "controller MiB": psutil.Process().memory_full_info().uss / 2**20,
+        "controller MiB": _allocated(psutil.Process()) / 2**20,
     }
+
+
+def _allocated(process: psutil.Process) -> int:
+    """Bytes of its resident pages that are no file's and no segment's."""
+    found = process.memory_info()
+    return int(found.rss - found.shared)
 
 
 def _segments(pid: int) -> int:
