@@ -55,7 +55,8 @@ class Order:
 @dataclass(frozen=True)
 class Calibration:
     """`encode`, `backward` (None: no gradient returns) and `pack` are cost models in seconds; `reduce`: seconds of the
-    sum of gradients over a side of so many ranks, `update`: of the optimizer on a rank; `read_seconds`: of a row."""
+    sum of gradients over a side of so many ranks, `update`: of the optimizer on a rank; `read_seconds`: of a row,
+    `taking_seconds`: of the controller for an answer, beside sending orders to other processes."""
 
     encode: CostModel
     backward: CostModel | None
@@ -65,6 +66,7 @@ class Calibration:
     cores: Cores
     control: Control
     read_seconds: float
+    taking_seconds: float
 
     def rate(self, run: TimedRun, skipped: int) -> float:
         """Simulated rows a second of the middle step of a run to come, its first ones left out."""
@@ -98,15 +100,15 @@ class Calibration:
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
-    """A `Timing` by a calibration. In one process nothing overlaps: an order takes the controller's part of it as well,
-    and a pack the reading of as many rows."""
+    """A `Timing` by a calibration. In one process nothing overlaps and nothing is sent: an order takes the controller's
+    part of it as well, and a pack the reading of as many rows."""
 
     by: Calibration
     system: System
 
     def of(self, step: Step) -> StepSeconds:
         by = self.by
-        answer, read = (by.control.answer_seconds, by.read_seconds) if self.system.colocated else (0.0, 0.0)
+        answer, read = (by.taking_seconds, by.read_seconds) if self.system.colocated else (0.0, 0.0)
         encode, backward = {}, {}
         for unit in (unit for pack in step.packs for unit in pack.units):
             encode[unit.id] = by.encode.real(by.encode.unit_cost(unit.samples)) + answer
@@ -139,7 +141,10 @@ def calibrate(settings: Mapping[str, Sequence[TimedRun]], cores: int | None = No
     lines, speed = fit(bases, orders, cores or os.cpu_count() or 1)
     found = {}
     for name, runs in settings.items():
-        models = {kind: _model(bases[name], kind, line) for kind, line in lines[name].items()}
+        models = {
+            kind: _model(bases[name], kind, with_interruptions(line, orders[name][kind], speed))
+            for kind, line in lines[name].items()
+        }
         found[name] = Calibration(
             models["encode"],
             models.get("backward"),
@@ -147,7 +152,8 @@ def calibrate(settings: Mapping[str, Sequence[TimedRun]], cores: int | None = No
             *_ends(all_runs[name], speed),
             speed,
             _control(runs),
-            _read_seconds(runs),
+            _read_seconds(runs, speed),
+            _controller_seconds(runs, ("answers",)),
         )
     return found
 
@@ -169,10 +175,10 @@ def _ends(runs: Sequence[TimedRun], cores: Cores) -> tuple[dict[tuple[Role, int]
     update: dict[Role, list[float]] = {}
     for run in runs:
         for role in SIDES:
-            for orders in run.ends("reduce", role)[1:]:
+            for orders in run.orders("reduce", role)[1:]:
                 shortest = min(_alone(order, cores) for order in orders)
                 reduce.setdefault((role, run.num_ranks(role)), []).append(shortest)
-            for orders in run.ends("update", role)[1:]:
+            for orders in run.orders("update", role)[1:]:
                 update.setdefault(role, []).extend(_alone(order, cores) for order in orders)
     return ({key: median(of) for key, of in reduce.items()}, {role: median(of) for role, of in update.items()})
 
@@ -213,6 +219,14 @@ def _line(orders: Sequence[Order], prior: Sequence[float], cores: Cores) -> Sequ
     return found.usable
 
 
+def with_interruptions(line: Sequence[float], orders: Sequence[Order], cores: Cores) -> Sequence[float]:
+    """The line that gives these orders the time which they took all together: a step is made of all, and the fit leaves
+    out those that readers or the controller interrupted."""
+    told = sum(c * f for order in orders for c, f in zip(line, order.features, strict=True))
+    whole = sum(_alone(order, cores) for order in orders) / told
+    return [whole * coefficient for coefficient in line]
+
+
 def _together(orders: Iterable[tuple[Order, Sequence[float]]]) -> float:
     """What makes shared seconds agree with the lines."""
     told = alone = shared = 0.0
@@ -233,9 +247,8 @@ def _model(base: CostModel, kind: str, line: Sequence[float]) -> CostModel:
 def _control(runs: Sequence[TimedRun]) -> Control:
     """A message is an order to a rank with nothing to do, or an answer; what the controller does goes by answers."""
     ways: dict[str, list[float]] = {"there": [], "back": []}
-    busy = answers = 0.0
     for run in runs:
-        begin, end = run.timeline.step(2)[0], max(run.timeline.marks.values())  # type: ignore[index]
+        begin, _ = _steady(run)
         for track in run.timeline.tracks:
             free = 0
             for call in track.calls:
@@ -244,17 +257,31 @@ def _control(runs: Sequence[TimedRun]) -> Control:
                     if call.sent > free:
                         ways["there"].append((call.start - call.sent) / 1e9)
                 free = call.end
-        own = [piece for piece in run.timeline.controller if piece.name != "wait" and begin < piece.start < end]
+    return Control(fmean(map(fmean, ways.values())), _controller_seconds(runs, ("orders", "answers")))
+
+
+def _steady(run: TimedRun) -> tuple[int, int]:
+    """From the second step on: begin and end, on the clock of the run."""
+    return run.timeline.step(2)[0], max(run.timeline.marks.values())  # type: ignore[index]
+
+
+def _controller_seconds(runs: Sequence[TimedRun], pieces: Sequence[str]) -> float:
+    """Of these pieces of the controller's loop, for each answer."""
+    busy = answers = 0.0
+    for run in runs:
+        begin, end = _steady(run)
+        own = [piece for piece in run.timeline.controller if piece.name in pieces and begin < piece.start < end]
         busy += sum(piece.end - piece.start for piece in own) / 1e9
         answers += sum(begin < at < end for at, _, _ in run.timeline.answers)
-    return Control(fmean(map(fmean, ways.values())), busy / answers)
+    return busy / answers
 
 
-def _read_seconds(runs: Sequence[TimedRun]) -> float:
-    """Of a row: a block is as large as a step, at most."""
-    seconds = [
-        (call.end - call.start) / 1e9 / (run.config.train.step.samples or 1)
+def _read_seconds(runs: Sequence[TimedRun], cores: Cores) -> float:
+    """Of a row, read by a process alone: readers share the cores with the other ranks. A block is as large as a step,
+    at most."""
+    return median(
+        _alone(order, cores) / (run.config.train.step.samples or 1)
         for run in runs
-        for _, call in run.calls("reader", "read")
-    ]
-    return median(seconds)
+        for orders in run.orders("read", Role.READER)
+        for order in orders
+    )

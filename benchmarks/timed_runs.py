@@ -115,8 +115,8 @@ class TimedRun:
                 found.append(self._order(method, _unit_features(held), track, call))
         return found
 
-    def ends(self, method: str, role: Role) -> list[tuple[Order, ...]]:
-        """Reductions or updates of a side: those of all ranks, step by step."""
+    def orders(self, method: str, role: Role) -> list[tuple[Order, ...]]:
+        """Reads, reductions or updates of a side: the first of every rank, the second, …"""
         by_rank: dict[str, list[Order]] = {}
         for track, call in self.calls(str(role), method):
             by_rank.setdefault(track.name, []).append(self._order(method, (), track, call))

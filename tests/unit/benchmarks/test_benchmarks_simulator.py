@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from benchmarks.simulator_lines import Order, fit
+from benchmarks.simulator_lines import Order, fit, with_interruptions
 from flowtrain.packing import CostModel
 
 BASE = CostModel.from_coefficients(token=6e9, token_pair=6e5, patch=2e9, patch_pair=1e6)
@@ -54,6 +54,17 @@ def test_the_seconds_of_runs_that_never_overlap_are_their_own() -> None:
     token, pair, _, _, pack = found["one"]["pack"]
     assert cores.together == 1.0
     assert 40 * token + 1600 * pair + pack == pytest.approx(0.04, rel=0.02)
+
+
+def test_orders_that_were_interrupted_count_in_the_time_of_a_step() -> None:
+    """The fit leaves them out; what all orders took is what a run of them takes."""
+    packs = [Order("pack", (n, n * n, 0, 0, 1), (1e-3 * n * (3 if n % 10 == 0 else 1), 0.0)) for n in range(10, 60)]
+    found, cores = fit({"one": BASE}, {"one": {"pack": packs}}, 2)
+    plain, whole = found["one"]["pack"], with_interruptions(found["one"]["pack"], packs, cores)
+    told = sum(c * f for pack in packs for c, f in zip(whole, pack.features, strict=True))
+    took = sum(pack.seconds[0] for pack in packs)
+    assert told == pytest.approx(took)
+    assert whole[0] / plain[0] == pytest.approx(1.17, abs=0.03)
 
 
 def test_settings_have_lines_of_their_own_and_share_the_cores() -> None:
