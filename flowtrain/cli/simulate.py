@@ -214,7 +214,8 @@ def _subject(
     question = replace(question, dtype=dtype, placements=placements_of(placement, question))
     exchange, composition = axes["exchange"] or mode.exchange, axes["composition"] or mode.composition
     _check_names(exchange, composition)
-    options = replace(options, exchange=exchange, composition=composition)
+    efficiency = config.packing.attention_efficiency if config else options.attention_efficiency
+    options = replace(options, exchange=exchange, composition=composition, attention_efficiency=efficiency)
     problem = question.problem()
     policy = axes["policy"] or mode.allocation
     if policy not in POLICIES:

@@ -30,11 +30,15 @@ from flowtrain.types import Cut, ImageMeta, Module, SampleMeta, Step
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a plan leaves open: axes of the mode, look-ahead, the pool, checkpoints, the controller."""
+    """What a plan leaves open: axes of the mode, look-ahead, costs of packs, the pool, checkpoints, the controller.
+
+    `attention_efficiency`: as `packing.attention_efficiency` of a config.
+    """
 
     exchange: str = "pool"
     composition: str = "dynamic"
     lookahead: int = 3
+    attention_efficiency: float = 1.0
     segment_bytes: int | None = None
     save_every: int | None = None
     save_seconds: float = 0.0
@@ -144,8 +148,9 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         sync=sync_of(candidate.layout),
         colocated=colocated,
     )
+    cost = CostModel.from_shape(shape, frozen, cut, options.attention_efficiency)
     peak = sum(count * cluster[pool].node.peak(job.dtype) for count, pool in devices) / system.num_devices
-    return Planned(system, spec, CostModel.from_shape(shape, frozen, cut), timing, peak, tuple(notes))
+    return Planned(system, spec, cost, timing, peak, tuple(notes))
 
 
 def _devices(choices: Sequence[Choice]) -> list[tuple[int, int]]:

@@ -110,6 +110,18 @@ def test_a_colocated_rank_encodes_its_own_packs() -> None:
     assert all(unit.producer == pack.rank for pack in step.packs for unit in pack.units)
 
 
+def test_costs_are_those_of_the_config() -> None:
+    """Costs of packs, not of devices, whose own efficiencies the throughput model has."""
+    question = asked()
+    problem, found = solved(question)
+    plain, slow = (
+        planned(question, problem.job, found.choices, Options(attention_efficiency=share)).cost.coefficients()
+        for share in (1.0, 0.5)
+    )
+    assert slow["token_pair"] == pytest.approx(2 * plain["token_pair"], rel=1e-6)
+    assert slow["token"] == plain["token"]
+
+
 def test_a_pipeline_has_the_packs_of_its_stages_at_hand() -> None:
     """A segment holds what runs together: a pack for each stage of each replica, as the runtime's does."""
     question = asked()
