@@ -110,7 +110,8 @@ def packing(
     if not all(made.values()):
         raise DataError(
             f"{subject}: none of its {len(given.rows)} rows fits a pack by packing.max_patches "
-            f"({given.spec.max_patches}) and packing.max_images ({given.spec.max_images}): raise them"
+            f"({given.spec.max_patches}), packing.max_images ({given.spec.max_images}) and "
+            f"packing.max_trained_tokens ({given.spec.max_trained_tokens}): raise them"
         )
     found = {name: _figures(made[name], given, name) for name in names}
     for note in given.notes:
@@ -213,6 +214,7 @@ def _of_config(
         max_wait_steps=config.packing.max_wait_steps,
         max_patches=config.packing.max_patches,
         max_images=config.packing.max_images,
+        max_trained_tokens=config.packing.max_trained_tokens,
         own_pack=own_pack,
         policy=config.packing_policy,
         num_producers=producers.dp_degree if producers else 1,

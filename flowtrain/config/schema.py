@@ -184,9 +184,8 @@ class PackingConfig(Section):
     )
     max_tokens: Positive = Field(1024, description="Most tokens of a pack, images included.")
     max_images: Positive | None = Field(None, description="Most images of a pack; a row with more is counted.")
-    max_patches: Positive | None = Field(
-        None, description="Most encoder patches of a pack; a row with more is counted."
-    )
+    max_patches: Positive | None = Field(None, description="Most patches of a pack; a row with more is counted.")
+    max_trained_tokens: Positive | None = Field(None, description="Most trained tokens of a pack: bounds its logits.")
     lookahead: Positive = Field(
         3, description="Steps of rows among which a step is chosen; 1: a step is exactly the next rows."
     )

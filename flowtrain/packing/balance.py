@@ -5,7 +5,9 @@
 2. `improve`: the dearest pack gives a row to, or swaps one with, a cheap pack, whichever lowers the dearer of the two
    most; a pack that finds no such move is left alone and the next dearest has its turn. The number of moves tried is
    bounded.
-3. `fewest_packs`: the smallest number of packs, a multiple of the ranks, for which step 1 ends well.
+3. `even_out`: step 2, and of few rows that it leaves uneven the best packs (`flowtrain.packing.branch_and_bound`).
+4. `fewest_packs`: the smallest number of packs, a multiple of the ranks, for which step 1 ends well, or of few rows any
+   packs can be found.
 
 Invariants: every row in one pack; caps kept; ties fall by position, so equal inputs give equal packs.
 """
@@ -16,6 +18,7 @@ import heapq
 from bisect import bisect_left, bisect_right, insort
 from collections.abc import Sequence
 
+from flowtrain.packing.branch_and_bound import best_packs
 from flowtrain.packing.load import Bin, Caps, Load
 
 NUM_PARTNERS = 8
@@ -134,9 +137,20 @@ def _best_move(
     return best
 
 
+def even_out(bins: Sequence[Bin], caps: Caps) -> list[Bin]:
+    """Step 3; the packs given may be changed."""
+    improve(bins, caps)
+    loads = [load for pack in bins for load in pack.loads]
+    return best_packs(loads, len(bins), caps, max(pack.cost for pack in bins)) or list(bins)
+
+
 def fewest_packs(loads: Sequence[Load], num_ranks: int, caps: Caps) -> list[Bin]:
-    """Step 3; ends at one row a pack at the latest."""
+    """Step 4; ends at one row a pack at the latest."""
     num_slots = max(1, -(-caps.fewest_packs(loads) // num_ranks))
-    while (bins := spread(loads, num_slots * num_ranks, caps)) is None:
+    while (bins := _packs(loads, num_slots * num_ranks, caps)) is None:
         num_slots += 1
     return bins
+
+
+def _packs(loads: Sequence[Load], num_packs: int, caps: Caps) -> list[Bin] | None:
+    return spread(loads, num_packs, caps) or best_packs(loads, num_packs, caps)

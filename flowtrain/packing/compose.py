@@ -63,7 +63,9 @@ class Composer:
         self._next_position = 0
         self._carried: dict[int, tuple[int, bool]] = {}
         """Due and heavy of rows that come again, by position, ascending."""
-        self._incoming = [LoadTable.empty(len(self._caps.limits))]
+        self._arrived: list[SampleMeta] = []
+        self._arrived_sizes: list[list[int]] = [[] for _ in self._caps.limits]
+        self._incoming = LoadTable.empty(self._caps)
         self._ended = False
         self._heavy_above = heavy_tokens(spec, cost)
 
@@ -76,7 +78,7 @@ class Composer:
         if cost != self._cost:
             self._cost, self._loader = cost, Loader(self.spec, cost)
             self._window.recost(self._loader)
-            self._incoming = [self._loader(joined(self._incoming).samples)]
+            self._incoming = self._loader(self._incoming.samples, self._incoming.sizes)
 
     # --- state --------------------------------------------------------------------------------------------------------
 
@@ -104,7 +106,7 @@ class Composer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state; the rows of `state["carried"]` are added first, ascending, then those from the cursor."""
         assert not self._window.table.num_rows, "a state is loaded before rows are added"
-        assert not joined(self._incoming).num_rows, "a state is loaded before rows are added"
+        assert self._next_position == 0, "a state is loaded before rows are added"
         self.step, self._cursor, self._next_position = state["step"], state["cursor"], state["cursor"]
         self._heavy_above = state["heavy_above"]
         heavy = set(state["heavy"])
@@ -129,21 +131,30 @@ class Composer:
             if came != due
         )
         self._next_position += num_new
-        table = self._loader([row for row in rows if isinstance(row, SampleMeta)])
-        fit = self._caps.hold(table.sizes)
-        too_big = [] if fit.all() else table.where(~fit).samples
-        if too_big:
-            table = table.where(fit)
+        samples = [row for row in rows if isinstance(row, SampleMeta)]
+        sizes = self._loader.sizes(samples)
+        over = self._caps.over(sizes)
+        too_big = [samples[number] for number in sorted(over)]
+        if over:
+            samples = [sample for number, sample in enumerate(samples) if number not in over]
+            sizes = self._loader.sizes(samples)
         if num_again:
             again = {position: self._carried.pop(position) for position in found[:num_again]}
+            table = self._loader(samples, sizes)
             num_kept = bisect_right(table.positions, found[num_again - 1])
             kept = table.part(0, num_kept)
             promises = [again[position] for position in kept.positions.tolist()]
             dues, heavy = np.array([due for due, _ in promises], np.int64), np.array([h for _, h in promises], np.bool_)
             self._window.add(kept.promised(dues, heavy))
-            table = table.part(num_kept)
-        self._incoming.append(table)
+            samples, sizes = samples[num_kept:], [of_cap[num_kept:] for of_cap in sizes]
+        self._arrived += samples
+        for of_cap, more in zip(self._arrived_sizes, sizes, strict=True):
+            of_cap += more
         return [self._skipped(sample) for sample in too_big]
+
+    def too_big(self, samples: Sequence[SampleMeta]) -> list[SkippedRow]:
+        """Those of these rows, such as held-out ones, that no pack can hold, with the reason."""
+        return [self._skipped(samples[number]) for number in sorted(self._caps.over(self._loader.sizes(samples)))]
 
     def end(self) -> None:
         """No more rows come."""
@@ -177,7 +188,7 @@ class Composer:
             early = Due(window.due(self.step, GRACE_STEPS))
             # What is due later cannot be due now.
             due = Due(window.due(self.step)) if early.packs else early
-        last = self._over and not joined(self._incoming).num_rows and not window.full
+        last = self._over and not self._incoming.num_rows and not window.full
         rows = window.table
         slots = self._policy.compose(Draw(rows, self.spec, self.cost, self._caps, due, early, last))
         taken = [load.place for slot in slots for pack in slot for load in pack.loads]
@@ -200,12 +211,15 @@ class Composer:
             return
         step = self.step + 1
         due, heavy_due = step + self.spec.longest_wait(False), step + self.spec.longest_wait(True)
-        waiting = joined(self._incoming)
+        waiting = self._incoming
+        if self._arrived:
+            waiting = joined([waiting, self._loader(self._arrived, self._arrived_sizes)])
+            self._arrived, self._arrived_sizes = [], [[] for _ in self._caps.limits]
         if waiting.num_rows:
             num = window.fill(waiting, due, waiting.lengths > above, heavy_due)
             self._cursor = int(waiting.positions[num - 1]) + 1
             waiting = waiting.part(num)
-        self._incoming = [waiting]
+        self._incoming = waiting
         if not window.full:
             self._cursor = self._next_position
 
@@ -219,14 +233,15 @@ class Composer:
             detail = f"its images take {size} bytes of the pool and a pack may take {most}: {change}"
         else:
             counts = (
-                ("too-long", "tokens", sample.tokens, spec.max_tokens),
+                ("too-long", "tokens", sample.tokens, None if spec.own_pack else spec.max_tokens),
                 ("too-many-patches", "patches", sample.patches, spec.max_patches),
                 ("too-many-images", "images", len(sample.images), spec.max_images),
+                ("too-many-trained", "trained_tokens", sample.trained_tokens, spec.max_trained_tokens),
             )
             reason, what, number, limit = next(
                 count for count in counts if count[3] is not None and count[2] > count[3]
             )
-            detail = f"it has {number} {what} and a pack may have {limit}: raise packing.max_{what}"
+            detail = f"it has {number} {what.replace('_', ' ')} and a pack may have {limit}: raise packing.max_{what}"
         return SkippedRow(sample.position, sample.row, sample.id, reason, detail)
 
 
@@ -238,7 +253,10 @@ def heavy_tokens(spec: CompositionSpec, cost: CostModel) -> int:
 
 
 def compose_eval(spec: CompositionSpec, cost: CostModel, samples: Sequence[SampleMeta], index: int) -> Step:
-    """An evaluation pass over all samples after update `index`, in as few slots as the packs of the policy need."""
+    """An evaluation pass over all samples after update `index`, in as few slots as the packs of the policy need.
+
+    A pack must hold each of them (`Composer.too_big`).
+    """
     rows = Loader(spec, cost)(sorted(samples, key=attrgetter("position")))
     slots: Slots = []
     if samples:

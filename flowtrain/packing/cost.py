@@ -24,12 +24,25 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from flowtrain.flops import encoder_terms
 from flowtrain.shapes import Mixer, ModelShape
 from flowtrain.types import Cut, Module, SampleMeta
 
 COEFFICIENT_BITS = 60
-SHIFT = 40
+LIMB = 20
+LIMB_MASK = (1 << LIMB) - 1
+SHIFT = 2 * LIMB
+
+MOST_MULTIPLIED = 1 << 40
+"""Below it, four products with a limb and their carry fit 63 bits."""
+
+MOST_SQUARED = 1 << 26
+"""Tokens below whose square, over a thousand layers, does."""
+
+Ints = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +171,17 @@ class CostModel:
         costs = [self.sample_cost(sample) for sample in samples]
         return self.fixed + sum(costs) if costs else 0
 
+    def sample_costs(self, lengths: Ints, trained: Ints, patches: Ints) -> Ints:
+        """`sample_cost` of many: their tokens, trained tokens and patches."""
+        tokens = lengths if lengths.max(initial=0) < MOST_SQUARED else lengths.astype(object)
+        pairs = self._pairs(tokens, np.minimum(tokens, self.window_tokens))
+        coefficients = self.token, self.token_pair, self.trained_token, self.projected_patch
+        return _shifted_sums(zip(coefficients, (lengths, pairs, trained, patches), strict=True))
+
+    def encode_costs(self, patches: Ints, patch_pairs: Ints) -> Ints:
+        """`encode_cost` of many samples, each by itself."""
+        return _shifted_sums(zip((self.patch, self.patch_pair), (patches, patch_pairs), strict=True))
+
     @property
     def fixed(self) -> int:
         """What a pack with samples costs beside them."""
@@ -187,7 +211,10 @@ class CostModel:
 
     def token_pairs(self, tokens: int) -> int:
         """Twice the pairs of tokens of a sample that attend to each other under the causal mask, over all layers."""
-        span = min(tokens, self.window_tokens)
+        return int(self._pairs(tokens, min(tokens, self.window_tokens)))
+
+    def _pairs(self, tokens: Any, span: Any) -> Any:
+        """Of a number of tokens, or of an array; `span`: of them, those that a layer with a window sees."""
         return self.full_layers * tokens * tokens + self.windowed_layers * span * (2 * tokens - span)
 
     def real(self, cost: int) -> float:
@@ -214,6 +241,24 @@ def reference_pairs(patches: int) -> int:
     """Pairs of patches of an image that attend to each other in the encoder of `CostModel.reference`: 4 layers attend
     within the image, 28 within windows of 64 patches."""
     return patches * (4 * patches + 28 * min(patches, 64))
+
+
+def _shifted_sums(terms: Iterable[tuple[int, npt.NDArray[Any]]]) -> Ints:
+    """Σ coefficient · number ≫ SHIFT of each place of the columns, exactly, though products take more than 64 bits.
+
+    A coefficient is cut into limbs of `LIMB` bits, so that sums of products with each limb fit; a column with numbers
+    too large even for that is one of Python's integers.
+    """
+    low: Any = 0
+    middle: Any = 0
+    high: Any = 0
+    for coefficient, numbers in terms:
+        column = numbers if numbers.max(initial=0) < MOST_MULTIPLIED else numbers.astype(object)
+        low = low + (coefficient & LIMB_MASK) * column
+        middle = middle + (coefficient >> LIMB & LIMB_MASK) * column
+        high = high + (coefficient >> 2 * LIMB) * column
+    sums: Ints = (high + (middle + (low >> LIMB) >> LIMB)).astype(np.int64)
+    return sums
 
 
 def _scaled(value: float, exponent: int) -> int:

@@ -48,6 +48,7 @@ class CompositionSpec:
         block_bytes: pool bytes of the features of a sample of so many vision tokens and patches, header included.
         max_patches: most encoder patches of a pack; None: any number.
         max_images: most images of a pack; None: any number.
+        max_trained_tokens: most trained tokens of a pack; None: any number.
         sync: where ranks wait for one another; follows from the layout (`sync_of`).
         own_pack: whether a row of more than `max_tokens` gets a pack of its own; otherwise it cannot be composed.
         max_wait_steps: most steps between a row's entry into the window and its training, for policies that bound it;
@@ -71,6 +72,7 @@ class CompositionSpec:
     block_bytes: Callable[[int, int], int]
     max_patches: int | None = None
     max_images: int | None = None
+    max_trained_tokens: int | None = None
     sync: Sync = "step"
     own_pack: bool = False
     max_wait_steps: int = 4

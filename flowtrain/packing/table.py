@@ -7,20 +7,21 @@ Invariant: rows stand in position order, so the order of places is that of posit
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from itertools import chain, compress, repeat
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain, repeat
 from operator import add
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
-from flowtrain.packing.cost import SHIFT, CostModel
-from flowtrain.packing.load import FIELD_BITS, Bools, Ints, Load, of_columns
+from flowtrain.packing.cost import CostModel
+from flowtrain.packing.load import Bools, Caps, Ints, Load, of_columns
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.types import SampleMeta
 
 MOST_KNOWN = 1 << 17
-"""Lengths, and sizes of features, whose costs and bytes are kept."""
+"""Sizes of features whose bytes are kept."""
 
 
 class LoadTable(NamedTuple):
@@ -35,6 +36,7 @@ class LoadTable(NamedTuple):
         heavy: those that alone cost more than a full pack of short ones; none outside a window.
         sizes: by cap and row: tokens (at most those of a pack), bytes of features (0 exactly where there is no image),
             then what other caps count.
+        uses: of all caps (`Caps.uses`).
     """
 
     samples: Sequence[SampleMeta]
@@ -46,11 +48,12 @@ class LoadTable(NamedTuple):
     dues: Ints
     heavy: Bools
     sizes: Ints
+    uses: npt.NDArray[Any]
 
     @classmethod
-    def empty(cls, num_caps: int) -> LoadTable:
-        none = np.zeros(0, np.int64)
-        return cls([], none, none, none, none, none, none, none.astype(np.bool_), np.zeros((num_caps, 0), np.int64))
+    def empty(cls, caps: Caps) -> LoadTable:
+        none, sizes = np.zeros(0, np.int64), np.zeros((len(caps.limits), 0), np.int64)
+        return cls([], none, none, none, none, none, none, none.astype(np.bool_), sizes, caps.uses(sizes))
 
     @property
     def num_rows(self) -> int:
@@ -69,9 +72,10 @@ class LoadTable(NamedTuple):
     def part(self, start: int, end: int | None = None) -> LoadTable:
         return LoadTable._make((self.samples[start:end], *(column[..., start:end] for column in self[1:])))
 
-    def where(self, kept: Bools) -> LoadTable:
-        samples = list(compress(self.samples, kept.tolist()))
-        return LoadTable._make((samples, *(column[..., kept] for column in self[1:])))
+    def at(self, places: Ints) -> LoadTable:
+        """The rows at these places, in their order, which need not be that of positions."""
+        samples = list(map(self.samples.__getitem__, places.tolist()))
+        return LoadTable._make((samples, *(column[..., places] for column in self[1:])))
 
     def promised(self, dues: Ints, heavy: Bools) -> LoadTable:
         return self._replace(dues=dues, heavy=heavy)
@@ -80,15 +84,12 @@ class LoadTable(NamedTuple):
         """The rows at these places, or all."""
         if places is None:
             places = np.arange(self.num_rows)
-        sizes = self.sizes[:, places].tolist()
-        uses = sizes[0]
-        for cap, column in enumerate(sizes[1:], start=1):
-            shift = (FIELD_BITS + 1) * cap
-            uses = [use + (size << shift) for use, size in zip(uses, column, strict=True)]
-        costs, positions, encodes = (column[places].tolist() for column in (self.costs, self.positions, self.encodes))
+        costs, uses, positions, tokens, encodes = (
+            column[places].tolist() for column in (self.costs, self.uses, self.positions, self.tokens, self.encodes)
+        )
         numbers = places.tolist()
         samples = map(self.samples.__getitem__, numbers)
-        return list(of_columns(Load, costs, uses, positions, sizes[0], encodes, numbers, samples))
+        return list(of_columns(Load, costs, uses, positions, tokens, encodes, numbers, samples))
 
 
 def joined(tables: Sequence[LoadTable]) -> LoadTable:
@@ -116,42 +117,40 @@ class Loader:
     """Samples into tables, by one cost model."""
 
     def __init__(self, spec: CompositionSpec, cost: CostModel) -> None:
-        self.spec, self.cost = spec, cost
-        self._length_products = Known(cost.length_product)
+        self.spec, self.cost, self.caps = spec, cost, Caps.of(spec)
         self._vision_bytes = Known(lambda sizes: spec.block_bytes(*sizes) if any(sizes) else 0)
 
-    def __call__(self, samples: Sequence[SampleMeta]) -> LoadTable:
-        """In their order."""
-        spec, num = self.spec, len(samples)
-        columns = zip(*samples, strict=True) if samples else repeat((), len(SampleMeta._fields))
-        positions, _, _, texts, visions, trained, images, _, _, patches, patch_pairs = columns
+    def __call__(self, samples: Sequence[SampleMeta], sizes: Sequence[Sequence[int]] | Ints | None = None) -> LoadTable:
+        """In their order; each must fit an empty pack. `sizes`: what `sizes` gave, or a table has, of them."""
+        if sizes is None:
+            sizes = self.sizes(samples)
+        positions, _, _, texts, visions, trained, _, _, _, patches, pairs = _columns(samples)
+        known, by_cap = np.array([positions, trained, patches, pairs], np.int64), np.array(sizes, np.int64)
+        # The tokens of a pack that a row takes are all of its own, but for one that is longer than a pack.
+        lengths = np.array(list(map(add, texts, visions)), np.int64) if self.spec.own_pack else by_cap[0]
+        costs = self.cost.sample_costs(lengths, known[1], known[2])
+        encodes = self.cost.encode_costs(known[2], known[3])
+        dues, heavy = np.zeros(len(samples), np.int64), np.zeros(len(samples), np.bool_)
+        uses = self.caps.uses(by_cap)
+        return LoadTable(samples, known[0], lengths, costs, encodes, known[2], dues, heavy, by_cap, uses)
+
+    def sizes(self, samples: Sequence[SampleMeta]) -> list[list[int]]:
+        """By cap and sample, as in a table."""
+        spec = self.spec
+        _, _, _, texts, visions, trained, images, _, _, patches, _ = _columns(samples)
         lengths = list(map(add, texts, visions))
-        sizes: list[Sequence[int]] = [
+        sizes = [
             [min(length, spec.max_tokens) for length in lengths] if spec.own_pack else lengths,
             list(map(self._vision_bytes.__getitem__, zip(visions, patches, strict=True))),
         ]
         if spec.max_patches is not None:
-            sizes.append(patches)
+            sizes.append(list(patches))
         if spec.max_images is not None:
             sizes.append(list(map(len, images)))
-        costs, encodes = self._costs(lengths, trained, patches), self._encodes(patches, patch_pairs)
-        known = np.array([positions, lengths, costs, encodes, patches, *sizes], np.int64)
-        dues, heavy = np.zeros(num, np.int64), np.zeros(num, np.bool_)
-        return LoadTable._make((samples, *known[:5], dues, heavy, known[5:]))
+        if spec.max_trained_tokens is not None:
+            sizes.append(list(trained))
+        return sizes
 
-    def _costs(self, lengths: Sequence[int], trained: Sequence[int], patches: Sequence[int]) -> list[int]:
-        """`CostModel.sample_cost` of each."""
-        products = map(self._length_products.__getitem__, lengths)
-        if self.cost.trained_token:
-            products = map(add, products, map(self.cost.trained_token.__mul__, trained))
-        if self.cost.projected_patch:
-            products = map(add, products, map(self.cost.projected_patch.__mul__, patches))
-        return [product >> SHIFT for product in products]
 
-    def _encodes(self, patches: Sequence[int], patch_pairs: Sequence[int]) -> list[int]:
-        """`CostModel.encode_cost` of each."""
-        patch, patch_pair = self.cost.patch, self.cost.patch_pair
-        return [
-            (patch * number + patch_pair * pairs) >> SHIFT if number else 0
-            for number, pairs in zip(patches, patch_pairs, strict=True)
-        ]
+def _columns(samples: Sequence[SampleMeta]) -> Iterable[tuple[Any, ...]]:
+    return zip(*samples, strict=True) if samples else repeat((), len(SampleMeta._fields))

@@ -16,10 +16,9 @@ An encoder call keeps images and windows apart, so what shares a unit changes no
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
-from collections.abc import Sequence
-from itertools import chain, islice, pairwise, repeat
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, cycle, islice, repeat
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,60 +30,75 @@ from flowtrain.packing.spec import CompositionSpec
 from flowtrain.packing.table import LoadTable
 from flowtrain.types import EncodeUnit, Pack, Phase, UnitId
 
+Value = TypeVar("Value")
+
 
 def build_packs(
     phase: Phase, index: int, rows: LoadTable, slots: Slots, spec: CompositionSpec, cost: CostModel
 ) -> tuple[tuple[Pack, ...], ...]:
     """Packs by slot and rank, samples in position order, units numbered and given to producers."""
-    in_rounds = spec.producer_shards > 1
-    fixed_producers = not spec.colocated and (spec.trainable_encoder or in_rounds)
-    dealer = Dealer(spec.num_producers, cost.call, in_rounds) if fixed_producers else None
-    fixed, sample_at = cost.fixed, rows.samples.__getitem__
-    packs: list[tuple[Pack, ...]] = []
-    for number, slot in enumerate(slots):
-        places_of = [sorted(map(PLACE, pack.loads)) for pack in slot]
-        places = np.array(list(chain.from_iterable(places_of)), np.int64)
-        # A sample with images takes bytes of the pool, if only for a header; others take none.
-        has_images = rows.vision_bytes[places] > 0
-        imaged = places[has_images]
-        samples = tuple(map(sample_at, imaged.tolist()))
-        patches, sizes, works = (
-            _sums(column[imaged]).tolist() for column in (rows.patches, rows.vision_bytes, rows.encodes)
-        )
-        # Of each pack: where it ends among the slot's rows, and among those with images.
-        behind = np.cumsum([0, *map(len, places_of)])
-        parts = list(pairwise(_sums(has_images)[behind].tolist()))
-        ends = [unit_ends(patches, begin, end, spec.max_unit_patches) for begin, end in parts]
-        nums = list(map(len, ends))
-        cuts = list(pairwise(chain((0,), *ends)))
-        ranks = list(chain.from_iterable(map(repeat, range(len(slot)), nums)))
-        numbers = chain.from_iterable(map(range, nums))
-        ids = of_columns(UnitId, repeat(phase), repeat(index), repeat(number), ranks, numbers)
-        producers = ranks if spec.colocated else None
-        if dealer is not None:
-            producers = dealer.deal([works[end] - works[start] for start, end in cuts])
-        units = of_columns(
-            EncodeUnit,
-            ids,
-            [samples[start:end] for start, end in cuts],
-            [patches[end] - patches[start] for start, end in cuts],
-            [sizes[end] - sizes[start] for start, end in cuts],
-            producers or repeat(None),
-        )
-        units_of = [tuple(islice(units, num)) for num in nums]
-        if producers is not None and in_rounds:
-            empty = enumerate(_short(producers, spec), start=nums[0])
-            units_of[0] += tuple(
-                EncodeUnit(UnitId(phase, index, number, 0, place), (), 0, 0, producer) for place, producer in empty
+    if not slots:
+        return ()
+    ranks, bins = len(slots[0]), list(chain.from_iterable(slots))
+    places_of = [sorted(map(PLACE, pack.loads)) for pack in bins]
+    places = np.array(list(chain.from_iterable(places_of)), np.int64)
+    # A sample with images takes bytes of the pool, if only for a header; others take none.
+    has_images = rows.vision_bytes[places] > 0
+    imaged = rows.at(places[has_images])
+    # Where each pack begins and ends among the rows with images.
+    borders = _sums(has_images)[_sums(np.array(list(map(len, places_of))))]
+    packs = of_columns(
+        Pack,
+        chain.from_iterable(repeat(number, ranks) for number in range(len(slots))),
+        cycle(range(ranks)),
+        [tuple(map(rows.samples.__getitem__, of_pack)) for of_pack in places_of],
+        _units(phase, index, imaged, borders, ranks, spec, cost),
+        [pack.cost + cost.fixed if pack.loads else 0 for pack in bins],
+        np.diff(_sums(imaged.encodes)[borders]).tolist(),
+    )
+    return tuple(tuple(islice(packs, ranks)) for _ in slots)
+
+
+def _units(
+    phase: Phase, index: int, rows: LoadTable, borders: Ints, ranks: int, spec: CompositionSpec, cost: CostModel
+) -> list[tuple[EncodeUnit, ...]]:
+    """The units of each pack; `rows`: those with images, pack after pack, which begin and end at the borders."""
+    patches, sizes, works = map(_sums, (rows.patches, rows.vision_bytes, rows.encodes))
+    ends, nums = unit_ends(patches, borders[:-1], borders[1:], spec.max_unit_patches)
+    starts = np.concatenate((borders[:1], ends))[:-1]
+    slots, of_rank = np.divmod(np.repeat(np.arange(len(nums)), nums), ranks)
+    numbers = np.arange(len(ends)) - np.repeat(np.cumsum(nums) - nums, nums)
+    of_slot = np.bincount(slots, minlength=len(nums) // ranks).tolist()
+    producers = None
+    if spec.colocated:
+        producers = _cut(of_rank.tolist(), of_slot)
+    elif spec.trainable_encoder or spec.producer_shards > 1:
+        dealer = Dealer(spec.num_producers, cost.call, in_rounds=spec.producer_shards > 1)
+        producers = [dealer.deal(of) for of in _cut((works[ends] - works[starts]).tolist(), of_slot)]
+    samples = tuple(rows.samples)
+    ids = of_columns(UnitId, repeat(phase), repeat(index), slots.tolist(), of_rank.tolist(), numbers.tolist())
+    units = of_columns(
+        EncodeUnit,
+        ids,
+        [samples[start:end] for start, end in zip(starts.tolist(), ends.tolist(), strict=True)],
+        (patches[ends] - patches[starts]).tolist(),
+        (sizes[ends] - sizes[starts]).tolist(),
+        repeat(None) if producers is None else chain.from_iterable(producers),
+    )
+    found = [tuple(of_pack) for of_pack in _cut(units, nums.tolist())]
+    if producers is not None and spec.producer_shards > 1:
+        for slot, dealt in enumerate(producers):
+            empty = enumerate(_short(dealt, spec), start=len(found[slot * ranks]))
+            found[slot * ranks] += tuple(
+                EncodeUnit(UnitId(phase, index, slot, 0, number), (), 0, 0, producer) for number, producer in empty
             )
-        columns = (
-            [tuple(map(sample_at, of_pack)) for of_pack in places_of],
-            units_of,
-            [pack.cost + fixed if pack.loads else 0 for pack in slot],
-            [works[end] - works[begin] for begin, end in parts],
-        )
-        packs.append(tuple(of_columns(Pack, repeat(number), range(len(slot)), *columns)))
-    return tuple(packs)
+    return found
+
+
+def _cut(values: Iterable[Value], nums: Sequence[int]) -> list[list[Value]]:
+    """Parts of so many values, one after the other."""
+    left = iter(values)
+    return [list(islice(left, num)) for num in nums]
 
 
 def _sums(column: npt.NDArray[Any]) -> Ints:
@@ -92,31 +106,39 @@ def _sums(column: npt.NDArray[Any]) -> Ints:
     return np.cumsum(np.concatenate(([0], column)))
 
 
-def unit_ends(sums: Sequence[int], begin: int, behind: int, max_patches: int) -> list[int]:
-    """Step 1 for the samples from `begin` up to `behind`: behind which of them a unit ends; a sample larger than
-    `max_patches` goes alone. `sums`: patches of all samples before each.
+def unit_ends(sums: Ints, begins: Ints, behinds: Ints, max_patches: int) -> tuple[Ints, Ints]:
+    """Step 1 for packs of the samples from `begins` up to `behinds`: behind which samples units end, pack after pack,
+    and how many units each pack has; a sample larger than `max_patches` goes alone. `sums`: patches of all samples
+    before each.
 
-    >>> unit_ends([0, 4, 8, 12, 16, 25], 0, 5, 8), unit_ends([0, 4, 8, 12], 0, 3, 8)
-    ([2, 4, 5], [2, 3])
+    >>> unit_ends(np.array([0, 4, 8, 12, 16, 25]), np.array([0, 3]), np.array([3, 5]), 8)
+    (array([2, 3, 4, 5]), array([2, 2]))
     """
-    ends = _ends(sums, begin, behind, max_patches)
-    if len(ends) < 2:
-        return ends
-    even = -(-(sums[behind] - sums[begin]) // len(ends))
+    rounds = []
+    for at in _ends(sums, begins, behinds, np.full(len(begins), max_patches)):
+        rounds.append(at)
+        if (at == behinds).all():
+            break
+    ends = np.array(rounds)
+    nums = (begins < behinds) + np.count_nonzero(ends < behinds, axis=0)
+    evens = -(-(sums[behinds] - sums[begins]) // np.maximum(nums, 1))
+    left = np.flatnonzero((nums > 1) & (evens < max_patches))
     for part in range(4):
-        most = even + (max_patches - even) * part // 4
-        if even < max_patches and len(tried := _ends(sums, begin, behind, most)) == len(ends):
-            return tried
-    return ends
+        if not len(left):
+            break
+        most = evens[left] + (max_patches - evens[left]) * part // 4
+        tried = np.array(list(islice(_ends(sums, begins[left], behinds[left], most), len(ends))))
+        as_few = tried[nums[left] - 1, np.arange(len(left))] == behinds[left]
+        ends[:, left[as_few]] = tried[:, as_few]
+        left = left[~as_few]
+    return ends.T[np.arange(len(ends)) < nums[:, None]], nums
 
 
-def _ends(sums: Sequence[int], begin: int, behind: int, most: int) -> list[int]:
-    """In order, a unit is closed when the next sample would take it past `most`."""
-    ends: list[int] = []
-    while begin < behind:
-        begin = max(begin + 1, bisect_right(sums, sums[begin] + most, begin, behind + 1) - 1)
-        ends.append(begin)
-    return ends
+def _ends(sums: Ints, at: Ints, behinds: Ints, most: Ints) -> Iterator[Ints]:
+    """The next end of each pack: in order, a unit is closed when the next sample would take it past `most`."""
+    while True:
+        at = np.minimum(np.maximum(np.searchsorted(sums, sums[at] + most, "right") - 1, at + 1), behinds)
+        yield at
 
 
 class Dealer:
@@ -126,8 +148,7 @@ class Dealer:
     """
 
     def __init__(self, num_producers: int, call: int, in_rounds: bool = False) -> None:
-        self.call = call
-        self.at_once = num_producers if in_rounds else 1
+        self.call, self.in_rounds = call, in_rounds
         self._least = [(0, producer) for producer in range(num_producers)]
 
     def deal(self, works: Sequence[int]) -> list[int]:
@@ -136,14 +157,19 @@ class Dealer:
         >>> Dealer(2, call=0).deal([3, 4, 5, 1]), Dealer(2, call=0, in_rounds=True).deal([9, 1, 1, 1])
         ([1, 1, 0, 0], [0, 1, 1, 0])
         """
-        dealt = [0] * len(works)
+        dealt, least = [0] * len(works), self._least
         order = sorted(range(len(works)), key=works.__getitem__, reverse=True)
-        for start in range(0, len(order), self.at_once):
-            units = order[start : start + self.at_once]
-            taken = [heapq.heappop(self._least) for _ in units]
+        if not self.in_rounds:
+            for unit in order:
+                so_far, dealt[unit] = least[0]
+                heapq.heapreplace(least, (so_far + works[unit] + self.call, dealt[unit]))
+            return dealt
+        for start in range(0, len(order), len(least)):
+            units = order[start : start + len(least)]
+            taken = [heapq.heappop(least) for _ in units]
             for unit, (so_far, producer) in zip(units, taken, strict=True):
                 dealt[unit] = producer
-                heapq.heappush(self._least, (so_far + works[unit] + self.call, producer))
+                heapq.heappush(least, (so_far + works[unit] + self.call, producer))
         return dealt
 
 

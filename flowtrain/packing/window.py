@@ -20,13 +20,13 @@ the oldest first, and the promise holds again for rows that enter afterwards.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import islice
 
 import numpy as np
 
-from flowtrain.packing.load import FIELD, Bools, Caps, Ints, Load
+from flowtrain.packing.load import MOST, Bools, Caps, Ints, Load
 from flowtrain.packing.spec import CompositionSpec
 from flowtrain.packing.table import Loader, LoadTable, joined
 
@@ -91,13 +91,13 @@ class Window:
         held: Callable[[Ints], Bools] | None = None,
     ) -> None:
         self.spec, self.caps, self.bounded, self.held = spec, caps, bounded, held
-        self._parts = [LoadTable.empty(len(caps.limits))]
+        self._parts = [LoadTable.empty(caps)]
         self._num_heavy = 0
         self._layout: Layout | None = None
         self._most_places = (spec.wait_steps + 1) * self.places_per_step
         target = steps * self.places_per_step
         limits = (1,) if spec.num_packs is None else caps.limits
-        self._target = np.array([min(max(target * limit, 1), FIELD + 1) for limit in limits], np.int64)
+        self._target = np.array([min(max(target * limit, 1), MOST + 1) for limit in limits], np.int64)
         self._amount = np.zeros(len(limits), np.int64)
         """Rows that count (rows a step given), or what they take by each cap (packs a step given)."""
 
@@ -150,7 +150,7 @@ class Window:
         """The rows at these places of `table` leave."""
         left = np.ones(self.table.num_rows, np.bool_)
         left[places] = False
-        rows = self.table.where(left)
+        rows = self.table.at(np.flatnonzero(left))
         self._parts, self._layout = [rows], None
         self._num_heavy = int(np.count_nonzero(rows.heavy))
         self._amount = self._amounts(rows).sum(axis=1)
@@ -158,7 +158,7 @@ class Window:
     def recost(self, loader: Loader) -> None:
         """Costs by another model; what was promised stays."""
         rows = self.table
-        self._parts = [loader(rows.samples).promised(rows.dues, rows.heavy)]
+        self._parts = [loader(rows.samples, rows.sizes).promised(rows.dues, rows.heavy)]
 
     def due(self, step: int, early: int = 0) -> list[list[Load]]:
         """Rows that step `step` must have, in packs of the layout's first step, which shows that they fit.
@@ -170,14 +170,21 @@ class Window:
             return []
         heavy = table.heavy
         when = table.dues - np.where(heavy, 0, early)
-        packs = self._packs(heavy, when)
+        places, begins, nums = self._packs(heavy, when)
         # Of the rows of a pack, and of the packs of a step, the first is due first, so it alone is looked at.
-        firsts = when[[pack[0] for pack in packs[::per_step]]] - step
+        firsts = when[places[begins[::per_step]]] - step
         tight_behind = bool((firsts[1:] <= np.arange(1, len(firsts))).any())
         if not tight_behind and firsts[0] > 0:
             return []
-        demanded = [pack if tight_behind else pack[when[pack] <= step] for pack in packs[:per_step]]
-        return [table.loads(pack) for pack in demanded if len(pack)]
+        begins, nums = begins[:per_step], nums[:per_step]
+        behind = np.cumsum(nums)
+        places = places[np.arange(behind[-1]) + np.repeat(begins - (behind - nums), nums)]
+        if not tight_behind:
+            now = when[places] <= step
+            nums = np.add.reduceat(now, behind - nums, dtype=np.int64)
+            places = places[now]
+        loads = iter(table.loads(places))
+        return [list(islice(loads, num)) for num in nums.tolist() if num]
 
     # --- sums and the layout ------------------------------------------------------------------------------------------
 
@@ -218,11 +225,16 @@ class Window:
         self._layout = None
         return int(opened[more - 1]) + 1
 
-    def _packs(self, heavy: Bools, when: Ints) -> Sequence[Ints]:
-        """Places of the rows of each pack of the layout, also of heavy rows, in the order in which packs are due."""
-        ordinary = np.flatnonzero(~heavy)
-        packs = [ordinary[start:end] for start, end in pairwise([*self._laid().starts, len(ordinary)])]
-        if self._num_heavy:
-            packs += list(np.flatnonzero(heavy)[:, None])
-            packs.sort(key=lambda pack: (when[pack[0]], pack[0]))
-        return packs
+    def _packs(self, heavy: Bools, when: Ints) -> tuple[Ints, Ints, Ints]:
+        """Places of rows, and of each pack of the layout where it begins among them and how many rows it has, in the
+        order in which packs are due; a heavy row is a pack."""
+        ordinary, dear = np.flatnonzero(~heavy), np.flatnonzero(heavy)
+        begins = np.array(self._laid().starts, np.int64)
+        nums = np.diff(begins, append=len(ordinary))
+        if not len(dear):
+            return ordinary, begins, nums
+        places = np.concatenate((ordinary, dear))
+        begins = np.concatenate((begins, np.arange(len(ordinary), len(places))))
+        nums = np.concatenate((nums, np.ones_like(dear)))
+        order = np.lexsort((places[begins], when[places[begins]]))
+        return places, begins[order], nums[order]

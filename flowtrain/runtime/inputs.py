@@ -136,6 +136,7 @@ def composition(inputs: Inputs) -> CompositionSpec:
         block_bytes=lambda tokens, patches: block_bytes(inputs.feature_bytes(tokens, patches)),
         max_patches=config.packing.max_patches,
         max_images=config.packing.max_images,
+        max_trained_tokens=config.packing.max_trained_tokens,
         sync=sync_of(inputs.plan.consumers.layout),
         own_pack=config.packing.on_long_row == "own_pack",
         max_wait_steps=config.packing.max_wait_steps,

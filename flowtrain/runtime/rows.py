@@ -9,7 +9,7 @@ Skipped rows are counted with the step whose rows they stood among, so that a re
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from flowtrain.data.reader import BlockRead
@@ -168,9 +168,20 @@ class RowFeed:
 
 
 class EvalRows:
-    """The held-out rows, read once in source order and kept for every evaluation pass."""
+    """The held-out rows, read once in source order and kept for every evaluation pass.
 
-    def __init__(self, num_rows: int, block_rows: int, num_readers: int, payloads: Payloads) -> None:
+    `too_big`: tells of rows which ones no pack can hold (`Composer.too_big`).
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        block_rows: int,
+        num_readers: int,
+        payloads: Payloads,
+        too_big: Callable[[Sequence[SampleMeta]], Sequence[SkippedRow]],
+    ) -> None:
+        self.too_big = too_big
         self.stream = SampleStream(num_rows, block_rows, num_readers, end=num_rows)
         self.payloads = payloads
         self.samples: list[SampleMeta] = []
@@ -184,11 +195,16 @@ class EvalRows:
     def add(self, read: BlockRead, handle: Any) -> None:
         self.payloads.add(read.block, handle, sum(isinstance(row, SampleMeta) for row in read.rows))
         self.stream.add(read)
-        for row in self.stream.take():
-            if isinstance(row, SampleMeta):
-                self.samples.append(row)
+        rows = self.stream.take()
+        samples = [row for row in rows if isinstance(row, SampleMeta)]
+        too_big = {row.position: row for row in self.too_big(samples)}
+        self.payloads.done([row for row in samples if row.position in too_big])
+        for row in rows:
+            found = too_big.get(row.position, row)
+            if isinstance(found, SampleMeta):
+                self.samples.append(found)
             else:
-                self.skipped.append(row)
+                self.skipped.append(found)
 
     @property
     def ready(self) -> bool:

@@ -248,7 +248,9 @@ def _controller(
         num_rows, block_rows, plan.readers, start=at["cursor"], carried=at["carried"], end=spec.horizon
     )
     feed = RowFeed(stream, composer, payloads, BadShare(config.data.max_bad_share, num_rows))
-    eval_rows = EvalRows(len(inputs.eval), BLOCK_ROWS, plan.readers, payloads) if inputs.eval is not None else None
+    eval_rows = None
+    if inputs.eval is not None:
+        eval_rows = EvalRows(len(inputs.eval), BLOCK_ROWS, plan.readers, payloads, composer.too_big)
     producers = plan.producers.leading
     owners = producer_owners(plan)
     journal = ledger.files.pool_event if config.debug.pool_journal else None

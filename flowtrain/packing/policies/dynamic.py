@@ -27,7 +27,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from flowtrain.packing.balance import fewest_packs, improve, spread
+from flowtrain.packing.balance import even_out, fewest_packs, spread
 from flowtrain.packing.budget import budgets_of
 from flowtrain.packing.load import Bin, Caps, Ints, Load
 from flowtrain.packing.longest_first import longest_first
@@ -85,8 +85,7 @@ class Dynamic(Policy):
 
 def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
     if draw.last and (bins := spread(draw.loads, num_packs, draw.caps)) is not None:
-        improve(bins, draw.caps)
-        return bins
+        return even_out(bins, draw.caps)
     usual = next(budgets_of(draw, num_packs))
     overhead = usual // OVERHEAD_SHARE * (num_packs // draw.num_ranks)
     best: list[Bin] = []
@@ -102,8 +101,7 @@ def _given_packs(draw: Draw, num_packs: int) -> list[Bin]:
                 best, slots, cost = other, other_slots, other_cost
             if slots * draw.num_ranks * EVEN_SHARE <= cost * (EVEN_SHARE + 1):
                 return best
-    moved = [Bin(pack.room, list(pack.loads), pack.cost) for pack in best]
-    improve(moved, draw.caps)
+    moved = even_out([Bin(pack.room, list(pack.loads), pack.cost) for pack in best], draw.caps)
     return moved if _spent(moved, draw.num_ranks, draw.spec.sync, usual) < (slots, cost) else best
 
 
@@ -145,7 +143,7 @@ def _packs_of(draw: Draw, num_packs: int, budget: int, due: Due) -> list[Bin]:
     prefix, behind = _oldest(np.flatnonzero(free), rows.costs, lacking * PREFIX_PERCENT // 100)
     spilled = longest_first(prefix, rows, bins, budgets, caps)
     behind = behind[: STOCK_PER_PACK * num_packs + STOCK_ROWS]
-    stock = Stock(rows.loads(np.concatenate([spilled, behind])), caps)
+    stock = Stock(rows, np.concatenate([spilled, behind]), caps)
     for number in sorted(range(num_packs), key=lambda n: bins[n].cost - budgets[n]):
         stock.fill(bins[number], budgets[number])
     kept = {load.position for load in due.loads}
@@ -226,17 +224,16 @@ def _packs_of_rows(draw: Draw, loads: Sequence[Load], due: Sequence[Load]) -> li
     chosen = shortened(draw, chosen, {load.position for load in due})
     bins = fewest_packs(chosen, draw.num_ranks, draw.caps)
     taken = {load.position for load in chosen}
-    left = [load for load in loads if load.position not in taken]
+    left = [load.place for load in loads if load.position not in taken]
     if left:
         target = sum(pack.cost for pack in bins) // len(bins)
-        stock = Stock(left[: STOCK_PER_PACK * len(bins) + STOCK_ROWS], draw.caps)
+        stock = Stock(draw.rows, np.array(left[: STOCK_PER_PACK * len(bins) + STOCK_ROWS]), draw.caps)
         kept = {load.position for load in due}
         for pack in bins:
             for _ in range(ROUNDS):
                 if abs(target - pack.cost) <= target // EXCHANGE_ABOVE or not stock.exchange(pack, target, True, kept):
                     break
-    improve(bins, draw.caps)
-    return bins
+    return even_out(bins, draw.caps)
 
 
 def shortened(draw: Draw, chosen: list[Load], kept: Collection[int]) -> list[Load]:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from flowtrain.packing.balance import fewest_packs
-from flowtrain.packing.load import FIELD, Bin, Bools, Ints, Load
+from flowtrain.packing.load import Bin, Bools, Ints, Load
 from flowtrain.packing.policies.protocol import Draw, Policy, Slots
 from flowtrain.packing.slots import slots_of
 from flowtrain.packing.spec import CompositionSpec
@@ -75,7 +75,7 @@ def _packs(draw: Draw, num_packs: int, queues: Sequence[Sequence[Load]]) -> list
     for load in sorted(ordinary, key=lambda load: (-load.cost, load.position)):
         number = cheapest[0][1]
         if (packs[number].room - load.use) & guards != guards:
-            number = max(range(num_packs), key=lambda n: (packs[n].room & FIELD, -n))
+            number = max(range(num_packs), key=lambda n: (draw.caps.tokens_left(packs[n]), -n))
             if (packs[number].room - load.use) & guards != guards:
                 continue
             packs[number].add(load)

@@ -76,6 +76,7 @@ specs = st.builds(
         sync=sync,
         max_patches=96 if caps else None,
         max_images=5 if caps else None,
+        max_trained_tokens=6 if caps else None,
     ),
     st.sampled_from([*POLICIES, "dynamic", "dynamic"]),
     st.integers(1, 4),
@@ -120,6 +121,8 @@ def assert_invariants(spec: CompositionSpec, rows: Sequence[Row], steps: Sequenc
                 assert sum(spec.vision_bytes(s) for s in pack.samples) <= spec.max_pack_vision_bytes
                 assert spec.max_patches is None or sum(s.patches for s in pack.samples) <= spec.max_patches
                 assert spec.max_images is None or sum(len(s.images) for s in pack.samples) <= spec.max_images
+                trained = sum(s.trained_tokens for s in pack.samples)
+                assert spec.max_trained_tokens is None or trained <= spec.max_trained_tokens
                 assert pack.cost == COST.pack_cost(pack.samples)
                 assert pack.encode_cost == COST.encode_cost(pack.samples)
                 assert_units(spec, pack.samples, pack.units)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise, permutations
+from itertools import pairwise, permutations, product
 
 import numpy as np
 from hypothesis import given, settings
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 from packing_rows import SPEC
 
 from flowtrain.packing import CostModel
-from flowtrain.packing.balance import improve, spread
+from flowtrain.packing.balance import fewest_packs, improve, spread
+from flowtrain.packing.branch_and_bound import NEAR, best_packs
 from flowtrain.packing.load import Bin, Caps, Load
 from flowtrain.packing.longest_first import longest_first
 from flowtrain.packing.slots import johnson, makespan, overlap_order, slots_of
@@ -100,25 +102,69 @@ def test_improve_finds_the_swap() -> None:
     assert bins[0].cost == bins[1].cost
 
 
+def ways(loads: Sequence[Load], num_packs: int) -> Iterator[list[Bin]]:
+    """All packings that keep the caps."""
+    for numbers in product(range(num_packs), repeat=len(loads)):
+        bins = [Bin(CAPS.room) for _ in range(num_packs)]
+        for load, number in zip(loads, numbers, strict=True):
+            bins[number].add(load)
+        if all(keeps_caps(pack) for pack in bins):
+            yield bins
+
+
+@settings(max_examples=60, deadline=None)
+@given(loads_lists.map(lambda loads: loads[:6]), st.integers(1, 3))
+def test_branch_and_bound_finds_what_trying_all_finds(loads: list[Load], num_packs: int) -> None:
+    dearest = min((max(pack.cost for pack in bins) for bins in ways(loads, num_packs)), default=None)
+    found = best_packs(loads, num_packs, CAPS)
+    if found is None:
+        assert dearest is None
+        return
+    assert dearest is not None
+    assert dearest <= max(pack.cost for pack in found) <= dearest * (1 + 1 / NEAR)
+    assert all(keeps_caps(pack) for pack in found)
+    assert sorted(load.position for pack in found for load in pack.loads) == list(range(len(loads)))
+    assert best_packs(loads, num_packs, CAPS, dearest) is None
+
+
+def test_branch_and_bound_ends_by_its_number_of_nodes() -> None:
+    """Rows of which no pack is even: the search is cut off, with the best that it has seen, which is the same again."""
+    loads = [load_of(n, 19 + n % 3) for n in range(26)]
+    first, second = (best_packs(loads, 13, CAPS) for _ in range(2))
+    assert first is not None
+    assert second is not None
+    assert [pack.loads for pack in first] == [pack.loads for pack in second]
+
+
+def test_few_rows_take_the_fewest_packs() -> None:
+    """Neither the dearest nor the longest first fits them into three packs: 44 8 8, 24 24 6 6, 22 21 17."""
+    loads = [load_of(n, tokens) for n, tokens in enumerate([44, 24, 24, 22, 21, 17, 8, 8, 6, 6])]
+    assert spread(loads, 3, CAPS) is None
+    assert [sum(load.tokens for load in pack.loads) for pack in fewest_packs(loads, 1, CAPS)] == [MOST] * 3
+
+
 @settings(max_examples=100, deadline=None)
 @given(loads_lists, loads_lists, st.booleans())
 def test_exchange_comes_nearer_and_loses_nothing(inside: list[Load], outside: list[Load], above: bool) -> None:
+    rows = LOADER([load.sample._replace(position=number) for number, load in enumerate([*inside, *outside])])
     pack = Bin(CAPS.room)
-    for load in inside:
+    for load in rows.loads(np.arange(len(inside))):
         if (pack.room - load.use) & CAPS.guards == CAPS.guards:
             pack.add(load)
-    stock = Stock([load._replace(position=load.position + 100) for load in outside], CAPS)
+    stock = Stock(rows, np.arange(len(inside), rows.num_rows), CAPS)
     target = pack.cost + 500
     stock.fill(pack, pack.cost + 200)
-    before, together = pack.cost, {load.position for load in (*pack.loads, *stock.loads)}
+    before, together = pack.cost, {*(load.place for load in pack.loads), *stock.places}
     assert keeps_caps(pack)
     changed = stock.exchange(pack, target, above, kept=())
     assert abs(target - pack.cost) < abs(target - before) if changed else pack.cost == before
     assert above or pack.cost <= max(before, target)
     assert keeps_caps(pack)
-    assert {load.position for load in (*pack.loads, *stock.loads)} == together
-    assert sorted(stock.loads, key=lambda load: (load.cost, -load.position)) == stock.loads
-    assert [load.cost for load in stock.loads] == stock.costs
+    assert {*(load.place for load in pack.loads), *stock.places} == together
+    left = rows.loads(np.array(stock.places, np.int64))
+    assert sorted(left, key=lambda load: (load.cost, -load.place)) == left
+    assert ([load.cost for load in left], [load.use for load in left]) == (stock.costs, stock.uses)
+    assert set(pack.loads) <= set(rows.loads())
 
 
 @settings(max_examples=100, deadline=None)

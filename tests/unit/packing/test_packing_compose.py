@@ -183,6 +183,24 @@ def test_too_big_rows_are_told_with_both_numbers() -> None:
     assert "2048" in told.detail
 
 
+@pytest.mark.parametrize(
+    ("caps", "reason", "told"),
+    [
+        ({"max_patches": 8}, "too-many-patches", "24 patches and a pack may have 8: raise packing.max_patches"),
+        ({"max_images": 1}, "too-many-images", "2 images and a pack may have 1: raise packing.max_images"),
+        (
+            {"max_trained_tokens": 2, "own_pack": True, "max_tokens": 8},
+            "too-many-trained",
+            "3 trained tokens and a pack may have 2: raise packing.max_trained_tokens",
+        ),
+    ],
+)
+def test_rows_over_a_cap_are_told(caps: dict[str, int], reason: str, told: str) -> None:
+    rows = [sample(0, 5, []), sample(1, 5, [2, 4])._replace(trained_tokens=3)]
+    (skipped,) = Composer(replace(SPEC, **caps), COST).add(rows)
+    assert (skipped.position, skipped.reason, skipped.detail) == (1, reason, f"it has {told}")
+
+
 def test_rows_out_of_order_are_our_bug() -> None:
     composer = Composer(SPEC, COST)
     composer.add([sample(0, 5, [])])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import get_args
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -70,6 +71,25 @@ def test_costs_add(real: dict[str, float], some: list[SampleMeta], more: list[Sa
     assert cost.pack_cost([*some, *more]) == cost.pack_cost(some) + cost.pack_cost(more) - cost.fixed
     assert cost.pack_cost([*some, *more]) == cost.pack_cost([*more, *some])
     assert cost.encode_cost([*some, *more]) == cost.encode_cost(some) + cost.encode_cost(more)
+
+
+@settings(max_examples=100, deadline=None)
+@given(coefficients, samples, st.sampled_from([1, 1, 1000, 10**6]), st.sampled_from([0, 512]))
+def test_costs_of_many_are_those_of_each(
+    real: dict[str, float], rows: list[SampleMeta], longer: int, window: int
+) -> None:
+    """Bit for bit, also where products of 64 bits are too small."""
+    cost = CostModel.from_coefficients(**real, projected_patch=real["patch"] / 3, full_layers=9, windowed_layers=19)
+    cost = replace(cost, window_tokens=window)
+    rows = [row._replace(text_tokens=longer * row.text_tokens, patches=longer * row.patches) for row in rows]
+    lengths, trained, patches, pairs = np.array(
+        [(row.tokens, row.trained_tokens, row.patches, row.patch_pairs) for row in rows], np.int64
+    ).T
+    exact = [cost.sample_cost(row) for row in rows]
+    encodes = [cost.encode_cost([row]) for row in rows]
+    if max(*exact, *encodes) < 1 << 63:
+        assert cost.sample_costs(lengths, trained, patches).tolist() == exact
+        assert cost.encode_costs(patches, pairs).tolist() == encodes
 
 
 def test_nothing_costs_nothing() -> None:

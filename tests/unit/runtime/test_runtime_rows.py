@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flowtrain.data.reader import BlockRead
 from flowtrain.data.stream import SampleStream
 from flowtrain.errors import DataError
-from flowtrain.packing import Composer, CompositionSpec, CostModel
+from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
 from flowtrain.runtime.rows import PROBED_ROWS, BadShare, EvalRows, Payloads, RowFeed
 from flowtrain.types import ImageMeta, Phase, SampleMeta, SkippedRow, Step
 
@@ -151,15 +151,18 @@ def test_a_run_that_trained_no_row_says_so_at_its_end_whatever_share_may_be_bad(
 
 
 def test_held_out_rows_are_ready_when_all_have_come_in_source_order() -> None:
-    kinds = ["text", "bad", "image", "text", "text", "bad"]
+    """A row that no pack can hold is told, as one of training is: composing it would never end."""
+    kinds = ["text", "bad", "image", "text", "too-big", "bad"]
     payloads = Payloads()
-    rows = EvalRows(len(kinds), BLOCK_ROWS, num_readers=1, payloads=payloads)
+    composer = Composer(spec_of(len(kinds), step_samples=2, lookahead=1), COST)
+    rows = EvalRows(len(kinds), BLOCK_ROWS, 1, payloads, composer.too_big)
     reads = [read(kinds, asked.start, asked.count, asked.block, Phase.EVAL) for asked in rows.requests()]
     for block in reversed(reads):
         assert not rows.ready
         rows.add(block, "payload")
     assert rows.ready
-    assert [sample.position for sample in rows.samples] == [0, 2, 3, 4]
-    assert [row.position for row in rows.skipped] == [1, 5]
-    assert len(payloads) == 2
+    assert [sample.position for sample in rows.samples] == [0, 2, 3]
+    assert [(row.position, row.reason) for row in rows.skipped][1:] == [(4, "too-many-image-bytes"), (5, "template")]
+    assert compose_eval(composer.spec, COST, rows.samples, 1).rows == 3
+    assert len(payloads) == 1
     assert list(rows.requests()) == []
