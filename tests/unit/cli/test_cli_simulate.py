@@ -64,6 +64,16 @@ def test_every_mode_trainable_and_frozen(tmp_path: Path, trace: Path, mode: str)
     assert rates[4] > rates[0]
 
 
+def test_a_config_says_what_attention_costs_its_packs(tmp_path: Path, trace: Path) -> None:
+    data, tokens = tmp_path / "out.json", []
+    for share in (1.0, 0.01):
+        changed = ("--set", f"packing.attention_efficiency={share}", "--set", "train.step={packs: 4}")
+        devices = ("--device", "cpu", "--devices-per-node", 4, "--steps", 4)
+        run(ROOT / "examples/emoji/emoji.yaml", "--trace", trace, *devices, *changed, "--json", data)
+        tokens.append([step["text_tokens"] for step in json.loads(data.read_text())["steps"]])
+    assert tokens[0] != tokens[1]
+
+
 def test_a_written_plan_is_played_as_it_stands(tmp_path: Path, trace: Path) -> None:
     plan, both = tmp_path / "plan.yaml", []
     asked = [
