@@ -169,6 +169,19 @@ def test_hard_distributions(shape: str, lock_step: float, fill: float, seed: int
     assert found.microbatch_bound <= found.microbatch + 1e-9
 
 
+def test_where_packs_stay_uneven_the_way_of_waiting_decides() -> None:
+    """Long rows, one step ahead: the dearest pack of a step counts in a pipeline, the dearest of each slot elsewhere."""
+    draw = lengths("uniform", random.Random(2))
+    rows = [text(position, draw()) for position in range(300)]
+    spec = replace(SPEC, step_samples=None, step_packs=4, max_tokens=CAP, num_rows=10**6)
+    slots, beats = (
+        measure(compose(Composer(replace(spec, sync=sync), REFERENCE), rows)[:-2], spec)
+        for sync in ("microbatch", "beat")
+    )
+    assert beats.microbatch < slots.microbatch
+    assert slots.lock_step < beats.lock_step
+
+
 @pytest.mark.parametrize(("seed", "num_steps"), [(0, 32), (4, 12)])
 def test_long_runs_of_one_source_stay_even(seed: int, num_steps: int) -> None:
     """Windows of long rows, three or four a pack, many of them due, and no short one to fill with."""
