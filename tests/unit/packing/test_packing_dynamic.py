@@ -170,7 +170,7 @@ def test_hard_distributions(shape: str, lock_step: float, fill: float, seed: int
 
 
 def test_where_packs_stay_uneven_the_way_of_waiting_decides() -> None:
-    """Long rows, one step ahead: the dearest pack of a step counts in a pipeline, the dearest of each slot elsewhere."""
+    """Long rows, one step ahead: the dearest pack of a step counts in a pipeline, that of each slot elsewhere."""
     draw = lengths("uniform", random.Random(2))
     rows = [text(position, draw()) for position in range(300)]
     spec = replace(SPEC, step_samples=None, step_packs=4, max_tokens=CAP, num_rows=10**6)
