@@ -1,6 +1,6 @@
 /* A stand-in for NVIDIA's library: what it answers is in the file that FAKE_NVML names, read anew at every call.
    Lines are "KEY NUMBER": init, count, lost (index of a device that has fallen off the bus), mig, throttle, links (KiB
-   so far), utilization, memory (MiB), power (mW), temperature, pcie (kB/s), fail.FIGURE (the error of one figure). Two devices, all well, where a line is missing. */
+   so far), up (NVLinks), near (mask of NUMA nodes), utilization, memory (MiB), power (mW), temperature, pcie (kB/s), fail.FIGURE (the error of one figure). Two devices, all well, where a line is missing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -41,6 +41,26 @@ int nvmlDeviceGetCount_v2(unsigned *count) { *count = (unsigned)told("count", 2)
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) {
     *device = &devices[index];
     return ask(*device, "handle");
+}
+int nvmlDeviceGetUUID(void *device, char *text, unsigned bytes) {
+    snprintf(text, bytes, "GPU-%ld", *(long *)device);
+    return ask(device, "uuid");
+}
+int nvmlDeviceGetHandleByUUID(const char *text, void **device) {
+    *device = &devices[atol(text + 4)];
+    return ask(*device, "handle");
+}
+int nvmlDeviceGetName(void *device, char *text, unsigned bytes) {
+    snprintf(text, bytes, "Stand-in %ld", *(long *)device);
+    return ask(device, "name");
+}
+int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *up) {
+    *up = link < (unsigned)told("up", 2);
+    return ask(device, "link");
+}
+int nvmlDeviceGetMemoryAffinity(void *device, unsigned words, unsigned long *mask, unsigned scope) {
+    mask[0] = (unsigned long)told("near", 2) << *(long *)device;
+    return ask(device, "affinity");
 }
 int nvmlDeviceGetMigMode(void *device, unsigned *now, unsigned *next) {
     *now = *next = (unsigned)told("mig", 0);

@@ -10,11 +10,13 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`memory_bytes`: all of it; `links`: direct ones (NVLink) to other GPUs that are up."""
+    """`memory_bytes`: all of it; `links`: direct ones (NVLink) to other GPUs that are up; `numa_node`: the nearest, where
+    the driver tells."""
 
     name: str
     memory_bytes: int
     links: int = 0
+    numa_node: int | None = None
 
 
 def local_gpus() -> tuple[tuple[Gpu, ...], str | None]:
@@ -65,7 +67,9 @@ def visible(text: str | None, identities: Sequence[str]) -> list[str]:
 
 def _gpu(pynvml: Any, handle: Any) -> Gpu:
     memory_bytes = int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)
-    return Gpu(_text(pynvml.nvmlDeviceGetName(handle)), memory_bytes, _links(pynvml, handle))
+    return Gpu(
+        _text(pynvml.nvmlDeviceGetName(handle)), memory_bytes, _links(pynvml, handle), _numa_node(pynvml, handle)
+    )
 
 
 def _links(pynvml: Any, handle: Any) -> int:
@@ -77,6 +81,19 @@ def _links(pynvml: Any, handle: Any) -> int:
         except pynvml.NVMLError:
             break
     return up
+
+
+def _numa_node(pynvml: Any, handle: Any) -> int | None:
+    try:
+        mask = pynvml.nvmlDeviceGetMemoryAffinity(handle, _MASK_WORDS, pynvml.NVML_AFFINITY_SCOPE_NODE)
+    except pynvml.NVMLError:
+        return None
+    near = [64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if int(bits) >> bit & 1]
+    return near[0] if near else None
+
+
+_MASK_WORDS = 16
+"""Of 64 NUMA nodes each."""
 
 
 def _text(value: bytes | str) -> str:

@@ -96,7 +96,7 @@ def _print(nodes: list[NodeFacts], pairs: list[PairFacts], found: list[Finding])
     table = Table(title="nodes", title_justify="left")
     for name in ("node", "address", "host", "Python", "torch", "Ray", "transformers", "GPUs"):
         table.add_column(name)
-    for name in ("cores", "memory", "/dev/shm", "locked", "files", "clock"):
+    for name in ("cores", "NUMA", "memory", "/dev/shm", "locked", "files", "clock"):
         table.add_column(name, justify="right")
     for node in nodes:
         gpus = f"{len(node.gpus)} {node.gpus[0][0]}" if node.gpus else "none"
@@ -108,6 +108,7 @@ def _print(nodes: list[NodeFacts], pairs: list[PairFacts], found: list[Finding])
             *(node.packages.get(name, "none") for name in ("torch", "ray", "transformers")),
             gpus,
             str(node.cpus),
+            ", ".join(map(str, node.core_numa)),
             *(_bytes(number) for number in (node.memory_bytes, node.shm_bytes, node.locked_bytes)),
             "no limit" if node.open_files < 0 else str(node.open_files),
             f"{1000 * node.clock_seconds:+.0f} ms",

@@ -3,7 +3,8 @@
 | step | what for |
 |---|---|
 | ask for huge pages on the mapping | fewer page-table entries, so faster copies |
-| populate it, from the owner's thread | pages lie on that thread's NUMA node; the first `put` meets no fault |
+| prefer a NUMA node, where one is wished | pages lie beside the GPU that copies from them; else beside the owner's thread |
+| populate it, from the owner's thread | the first `put` meets no fault |
 | `fallocate` the rest | what was not populated is reserved all the same: writing into it is never a bus error |
 
 A machine without the memory says so here (`PlanError`), before training.
@@ -15,11 +16,13 @@ import ctypes
 import errno
 import mmap
 import os
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
 from flowtrain.errors import PlanError
+from flowtrain.pool.numa import prefer
 
 HugePages = Literal["auto", "off", "explicit"]
 """`auto`: transparent ones where the machine allows them; `explicit`: out of its reserved huge pages; `off`: none."""
@@ -29,12 +32,21 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _SHORT = (errno.ENOMEM, errno.ENOSPC, errno.EFAULT)
 
 
-def reserve_pages(mapping: mmap.mmap, fd: int, num_bytes: int, huge_pages: HugePages, whose: str) -> None:
-    """Reserve and map all pages of a new segment; `fd` -1 for private memory.
+def reserve_pages(
+    mapping: mmap.mmap, fd: int, num_bytes: int, huge_pages: HugePages, whose: str, near: int | None = None
+) -> None:
+    """Reserve and map all pages of a new segment; `fd` -1 for private memory, `near`: a NUMA node to prefer.
 
     Raises:
         PlanError: the machine has fewer.
     """
+    if near is not None and (why := prefer(mapping, near)):
+        warnings.warn(
+            f"{whose} does not lie on NUMA node {near}, that of its GPU ({why}): copies are slower; let the container "
+            f"use mbind (docker --cap-add SYS_NICE)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
     try:
         if huge_pages == "auto":
             with suppress(OSError):

@@ -18,7 +18,9 @@ _numbers = itertools.count(1)
 class PrivateSegment:
     """Anonymous memory of fixed size, all of it reserved. The same calls as `Segment`."""
 
-    def __init__(self, owner: int, num_bytes: int, huge_pages: Literal["auto", "off"] = "auto") -> None:
+    def __init__(
+        self, owner: int, num_bytes: int, huge_pages: Literal["auto", "off"] = "auto", near: int | None = None
+    ) -> None:
         check_segment_bytes(owner, num_bytes)
         self.owner = owner
         self.bytes = num_bytes
@@ -30,7 +32,7 @@ class PrivateSegment:
                 f"a pool segment of {num_bytes} bytes cannot be mapped ({error.strerror}): "
                 f"lower pool.bytes, or raise the memory limit of the process (ulimit -v)"
             ) from error
-        reserve_pages(mapping, -1, num_bytes, huge_pages, f"the segment of pool owner {owner}")
+        reserve_pages(mapping, -1, num_bytes, huge_pages, f"the segment of pool owner {owner}", near)
         self._mapping: mmap.mmap | None = mapping
         self.memory = memoryview(self._mapping)
         remember(self._number, self)
@@ -46,11 +48,13 @@ class PrivateSegment:
         self.memory = memoryview(b"")
 
 
-def make_segment(owner: int, num_bytes: int, huge_pages: HugePages, *, shared: bool) -> OwnSegment:
+def make_segment(
+    owner: int, num_bytes: int, huge_pages: HugePages, near: int | None = None, *, shared: bool
+) -> OwnSegment:
     """A process's own segment: memory that others can map, or private where nobody else will.
 
-    Explicit huge pages come as a file in either case.
+    Explicit huge pages come as a file in either case. `near`: the NUMA node to lie on.
     """
     if not shared and huge_pages != "explicit":
-        return PrivateSegment(owner, num_bytes, huge_pages)
-    return Segment.create(owner, num_bytes, f"flowtrain-pool-{owner}", huge_pages)
+        return PrivateSegment(owner, num_bytes, huge_pages, near)
+    return Segment.create(owner, num_bytes, f"flowtrain-pool-{owner}", huge_pages, near)

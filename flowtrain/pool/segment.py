@@ -113,8 +113,12 @@ class Segment:
         self.memory = memoryview(self._mapping)[:num_bytes]
 
     @classmethod
-    def create(cls, owner: int, num_bytes: int, name: str, huge_pages: HugePages = "auto") -> Segment:
-        """A new segment, all of its pages reserved; `name` shows in /proc/PID/maps and need not be unique.
+    def create(
+        cls, owner: int, num_bytes: int, name: str, huge_pages: HugePages = "auto", near: int | None = None
+    ) -> Segment:
+        """A new segment, all of its pages reserved, on NUMA node `near` if one is given.
+
+        `name` shows in /proc/PID/maps and need not be unique.
 
         Raises:
             PlanError: the machine has not the memory, or not the huge pages.
@@ -130,7 +134,7 @@ class Segment:
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL)
             segment = cls(owner, fd, num_bytes)
             assert segment._mapping is not None
-            reserve_pages(segment._mapping, fd, file_bytes, huge_pages, whose)
+            reserve_pages(segment._mapping, fd, file_bytes, huge_pages, whose, near)
         except BaseException:
             os.close(fd)
             raise

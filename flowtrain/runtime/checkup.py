@@ -25,6 +25,7 @@ from typing import Literal
 
 import flowtrain
 from flowtrain.allocator import local_inventory
+from flowtrain.pool import numa
 from flowtrain.runtime.nodes import Sight
 
 PACKAGES = ("torch", "ray", "transformers", "nixl-cu13", "nixl-cu12")
@@ -42,7 +43,8 @@ UNLIMITED = resource.RLIM_INFINITY
 class NodeFacts:
     """One node, as a process on it sees it. Bytes, or -1 where there is no limit; `code`: of FlowTrain's own files.
 
-    `gpus`: name, memory bytes and NVLinks of each; `told_gpus`: how many its Ray was started with, None without Ray;
+    `gpus`: name, memory bytes and NVLinks of each; `gpu_numa`: NUMA nodes that these lie on, `core_numa`: those whose cores
+    may be used, `fixed_pages`: why pages may not be put on a NUMA node (never of a machine of one); `told_gpus`: how many its Ray was started with, None without Ray;
     `clock_seconds`: ahead of the first node, known to `clock_error_seconds`; `refused_ports`: where the run cannot
     listen as it is to, and why.
     """
@@ -60,6 +62,9 @@ class NodeFacts:
     open_files: int
     gpus: tuple[tuple[str, int, int], ...] = ()
     gpu_reason: str | None = None
+    gpu_numa: tuple[int, ...] = ()
+    core_numa: tuple[int, ...] = (0,)
+    fixed_pages: str | None = None
     rdma: bool = False
     told_gpus: float | None = None
     clock_seconds: float = 0.0
@@ -119,6 +124,9 @@ def facts_here(number: int, address: str) -> NodeFacts:
         _unlimited(resource.getrlimit(resource.RLIMIT_NOFILE)[1]),
         tuple((gpu.name, gpu.memory_bytes, gpu.links) for gpu in inventory.devices),
         inventory.gpu_reason,
+        tuple(sorted({gpu.numa_node for gpu in inventory.devices if gpu.numa_node is not None})),
+        numa.nodes_of_cores(os.sched_getaffinity(0)),
+        numa.refusal(numa.nodes()[0]) if len(numa.nodes()) > 1 else None,
         Path("/sys/class/infiniband").is_dir() and any(os.scandir("/sys/class/infiniband")),
     )
 
@@ -204,6 +212,16 @@ def _gpus(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
         if len(node.gpus) > 1 and not any(links for _, _, links in node.gpus):
             what = f"its {len(node.gpus)} GPUs have no NVLink to each other"
             yield Finding("slow", "NVLink", node.where, what, "prefer copies and FSDP to tensor parallel on it")
+        if node.gpus and node.fixed_pages:
+            what = f"pages cannot be put beside their GPU ({node.fixed_pages})"
+            yield Finding("slow", "NUMA", node.where, what, "let the container use mbind (docker --cap-add SYS_NICE)")
+        if far := set(node.gpu_numa) - set(node.core_numa):
+            what = f"GPUs lie on NUMA node {_list(far)} and only cores of {_list(node.core_numa)} may be used"
+            yield Finding("slow", "NUMA", node.where, what, "start its Ray on all cores (taskset, cpuset of the container)")
+
+
+def _list(some: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(some)))
 
 
 def _limits(node: NodeFacts, pool_bytes: int) -> Iterable[Finding]:

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING, Any
 from flowtrain.config.loading import config_from_json
 from flowtrain.config.schema import Config
 from flowtrain.plan import Layout
+from flowtrain.pool import numa
 from flowtrain.pool.arrays import Arrays
 from flowtrain.pool.pages import HugePages
 from flowtrain.pool.private import make_segment
@@ -124,8 +125,17 @@ class StageSlot:
         """Its pages take a second for some GiB; `configure` waits for them, and raises what went wrong."""
         self.close()
         thread = ThreadPoolExecutor(1, thread_name_prefix="reserve")
-        self._reserved = thread.submit(make_segment, owner, num_bytes, huge_pages, shared=not self.local)
+        self._reserved = thread.submit(self._make_segment, owner, num_bytes, huge_pages)
         thread.shutdown(wait=False)
+
+    def _make_segment(self, owner: int, num_bytes: int, huge_pages: HugePages) -> OwnSegment:
+        near = None
+        if len(numa.nodes()) > 1:
+            from flowtrain.allocator.gpus import local_gpus
+
+            gpus, _ = local_gpus()
+            near = gpus[0].numa_node if gpus else None
+        return make_segment(owner, num_bytes, huge_pages, near, shared=not self.local)
 
     def _look(self, paths: Sequence[str]) -> tuple[str, tuple[Sight, ...]]:
         return self.address, look(paths)

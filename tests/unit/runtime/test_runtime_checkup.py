@@ -60,6 +60,16 @@ def test_nothing_is_found_on_nodes_that_agree() -> None:
         ({"told_gpus": 8.0, "gpu_reason": "driver mismatch"}, "wrong", ("8 GPUs", "lists 0 (driver mismatch)")),
         ({"gpus": (UNLINKED, UNLINKED), "told_gpus": 2.0}, "slow", ("NVLink", "2 GPUs")),
         ({"gpus": (GPU,), "told_gpus": 1.0, "locked_bytes": 65536}, "slow", ("65536 bytes", "ulimit -l")),
+        (
+            {"gpus": (GPU,), "told_gpus": 1.0, "gpu_numa": (1,), "core_numa": (0,)},
+            "slow",
+            ("NUMA node 1", "cores of 0", "taskset"),
+        ),
+        (
+            {"gpus": (GPU,), "told_gpus": 1.0, "fixed_pages": "Operation not permitted"},
+            "slow",
+            ("NUMA", "Operation not permitted", "SYS_NICE"),
+        ),
         ({"rdma": True, "locked_bytes": 65536}, "slow", ("65536 bytes", "ulimit -l")),
         ({"shm_bytes": 64 * 2**20}, "slow", ("/dev/shm", str(64 * 2**20), "--shm-size")),
         ({"memory_bytes": GIB}, "wrong", ("pool.bytes", str(8 * GIB), str(GIB))),
@@ -115,5 +125,6 @@ def test_the_facts_of_this_machine() -> None:
     facts = facts_here(0, "127.0.0.1")
     assert facts.cpus >= 1
     assert facts.memory_bytes > 0
+    assert facts.core_numa
     assert {"torch", "ray", "transformers"} <= facts.packages.keys()
     assert facts.code == facts_here(0, "127.0.0.1").code != "e3b0c44298fc", "of files, not of nothing"
