@@ -25,7 +25,7 @@ data:
   train: {rows}
   shuffle: false
 train:
-  step: {{samples: 48}}
+  step: {{samples: 96}}
   max_steps: 8
   lr: 1e-4
   freeze: [{freeze}]
