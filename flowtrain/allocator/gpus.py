@@ -10,8 +10,8 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """`memory_bytes`: all of it; `links`: direct ones (NVLink) to other GPUs that are up; `numa_node`: the nearest, where
-    the driver tells."""
+    """`memory_bytes`: all of it; `links`: direct ones (NVLink) to other GPUs that are up; `numa_node`: the nearest,
+    where the driver tells."""
 
     name: str
     memory_bytes: int

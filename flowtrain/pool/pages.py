@@ -3,7 +3,7 @@
 | step | what for |
 |---|---|
 | ask for huge pages on the mapping | fewer page-table entries, so faster copies |
-| prefer a NUMA node, where one is wished | pages lie beside the GPU that copies from them; else beside the owner's thread |
+| prefer a NUMA node, where one is wished | pages lie beside the GPU that copies from them; else the owner's thread |
 | populate it, from the owner's thread | the first `put` meets no fault |
 | `fallocate` the rest | what was not populated is reserved all the same: writing into it is never a bus error |
 

@@ -43,10 +43,10 @@ UNLIMITED = resource.RLIM_INFINITY
 class NodeFacts:
     """One node, as a process on it sees it. Bytes, or -1 where there is no limit; `code`: of FlowTrain's own files.
 
-    `gpus`: name, memory bytes and NVLinks of each; `gpu_numa`: NUMA nodes that these lie on, `core_numa`: those whose cores
-    may be used, `fixed_pages`: why pages may not be put on a NUMA node (never of a machine of one); `told_gpus`: how many its Ray was started with, None without Ray;
-    `clock_seconds`: ahead of the first node, known to `clock_error_seconds`; `refused_ports`: where the run cannot
-    listen as it is to, and why.
+    `gpus`: name, memory bytes and NVLinks of each; `gpu_numa`: NUMA nodes that these lie on; `core_numa`: those whose
+    cores may be used; `fixed_pages`: why pages may not be put on a NUMA node (never of a machine of one).
+    `told_gpus`: how many its Ray was started with, None without Ray; `clock_seconds`: ahead of the first node, known to
+    `clock_error_seconds`; `refused_ports`: where the run cannot listen as it is to, and why.
     """
 
     number: int
@@ -217,7 +217,9 @@ def _gpus(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
             yield Finding("slow", "NUMA", node.where, what, "let the container use mbind (docker --cap-add SYS_NICE)")
         if far := set(node.gpu_numa) - set(node.core_numa):
             what = f"GPUs lie on NUMA node {_list(far)} and only cores of {_list(node.core_numa)} may be used"
-            yield Finding("slow", "NUMA", node.where, what, "start its Ray on all cores (taskset, cpuset of the container)")
+            yield Finding(
+                "slow", "NUMA", node.where, what, "start its Ray on all cores (taskset, cpuset of the container)"
+            )
 
 
 def _list(some: Iterable[int]) -> str:

@@ -1,4 +1,4 @@
-"""Which GPUs the processes of a run are shown where the user has chosen some (Ray counts them, whether they are there or not)."""
+"""Which GPUs the processes of a run are shown where the user has chosen some; Ray counts what it is told to."""
 
 from __future__ import annotations
 
