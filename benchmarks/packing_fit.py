@@ -4,11 +4,19 @@
     odd rows,  packs of JUDGED_SIZES ─▶ training runs composed by that file ─▶ times  ⇔  what the file predicts
 
 Runs are ordinary ones of the emoji job in one process with one thread; an executor between the controller and its
-stages writes down the answers. A cycle fits and is judged within half a minute, with rows of its own, because the speed
-of a shared machine drifts; the cycle of median error counts. `error` is mean |predicted − measured| / measured over the
-judged packs, `drift` how much slower than predicted all of them were together, `without_drift` the error once a factor
-for each run has taken the drift away, and `refitted` that of a line fitted to the judged packs themselves. The packs of
-a step are as for `PACKS` ranks, which would run them at the same time: largest over mean time, predicted and measured.
+stages writes down the answers. Each run is repeated `REPEATS` times, all sizes in turns, and the least time of a pack
+counts, to fit and to judge: the speed of a shared machine changes within seconds. A cycle has rows of its own; the
+cycle of median error counts.
+
+| column | over the judged packs |
+|---|---|
+| `error` | mean of abs(predicted - measured) / measured |
+| `error_single` | the same of single times, instead of the least of each pack |
+| `spread` | mean of largest / least time of one and the same pack, less 1 |
+| `drift` | how much slower than predicted all were together |
+| `without_drift` | the error once a factor for each size has taken the drift away |
+| `refitted` | the error of a line fitted to the judged packs themselves |
+| `imbalance_*` | largest / mean time of the packs of a step, as `PACKS` ranks would run them at the same time |
 
 The machine must have nothing else to do.
 """
@@ -20,7 +28,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -45,7 +53,16 @@ JUDGED_SIZES = (448, 1024)
 PACKS = 4
 FIT_STEPS = 8
 JUDGED_STEPS = 9
-CYCLES = 5
+REPEATS = 3
+CYCLES = 3
+
+
+class Times(NamedTuple):
+    """Calls in order, each with its seconds at the end."""
+
+    packs: list[tuple[int, Sequence[SampleMeta], float]]
+    encodes: list[tuple[Sequence[SampleMeta], float]]
+    backwards: list[tuple[list[Sequence[SampleMeta]], float]]
 
 
 class Recorder:
@@ -56,9 +73,7 @@ class Recorder:
 
     def __init__(self) -> None:
         self.inner = LocalExecutor()
-        self.packs: list[tuple[int, Sequence[SampleMeta], float]] = []
-        self.encodes: list[tuple[Sequence[SampleMeta], float]] = []
-        self.backwards: list[tuple[list[Sequence[SampleMeta]], float]] = []
+        self.times = Times([], [], [])
         self._asked: list[Any] = []
         self._units: dict[UnitId, Sequence[SampleMeta]] = {}
 
@@ -81,12 +96,12 @@ class Recorder:
             return None
         match self._asked.pop(0):
             case PackOrder(phase=Phase.TRAIN, pack=pack, step=step) if pack.samples:
-                self.packs.append((step, pack.samples, answer.value[0].seconds))
+                self.times.packs.append((step, pack.samples, answer.value[0].seconds))
             case EncodeOrder(unit=unit):
                 self._units[unit.id] = unit.samples
-                self.encodes.append((unit.samples, answer.value.seconds))
+                self.times.encodes.append((unit.samples, answer.value.seconds))
             case BackwardOrder(units=units):
-                self.backwards.append(([self._units[unit] for unit in units], answer.value.seconds))
+                self.times.backwards.append(([self._units[unit] for unit in units], answer.value.seconds))
         return answer
 
     def wake(self) -> None:
@@ -126,25 +141,35 @@ def config_of(run_dir: Path, data: Path, max_tokens: int, steps: int, seed: int)
     return load_config(EXAMPLE, [f"{key}={value}" for key, value in wanted.items()]).config
 
 
-def run(config: Config, replay: Path | None = None) -> Recorder:
+def run(config: Config, replay: Path | None = None) -> Times:
     recorder = Recorder()
     config.run.dir.mkdir(parents=True, exist_ok=True)
     try:
         execute(config, config.run.dir, None, StopRequest(60), executor=recorder, replay=replay)
     finally:
         recorder.close()
-    return recorder
+    return recorder.times
 
 
-def fit_to(runs: Sequence[Recorder], base: CostModel) -> CostFit:
+def least(runs: Sequence[Times]) -> Times:
+    """The least time of each call of runs that make the same calls."""
+    return Times(*(list(map(_least, zip(*calls, strict=True))) for calls in zip(*runs, strict=True)))
+
+
+def _least(calls: Sequence[tuple[Any, ...]]) -> Any:
+    assert all(call[:-1] == calls[0][:-1] for call in calls), "repeated runs make the same calls"
+    return (*calls[0][:-1], min(call[-1] for call in calls))
+
+
+def fit_to(runs: Sequence[Times], base: CostModel) -> CostFit:
     """Each run is a process of its own to the fit, with its own warm-up."""
     fit = CostFit(base)
-    for number, recorder in enumerate(runs):
-        for _, samples, seconds in recorder.packs:
+    for number, times in enumerate(runs):
+        for _, samples, seconds in times.packs:
             fit.trained(number, samples, seconds)
-        for samples, seconds in recorder.encodes:
+        for samples, seconds in times.encodes:
             fit.encoded(number, samples, seconds)
-        for units, seconds in recorder.backwards:
+        for units, seconds in times.backwards:
             fit.returned(number, units, seconds)
     return fit
 
@@ -157,9 +182,12 @@ def imbalance(values: Sequence[float]) -> float:
     return max(values) * len(values) / sum(values)
 
 
-def judged(recorder: Recorder, cost: CostModel, base: CostModel) -> dict[str, Any]:
-    packs = recorder.packs[PACKS * -(-WARM_UP // PACKS) :]
+def judged(runs: Sequence[Times], cost: CostModel, base: CostModel) -> dict[str, Any]:
+    after = PACKS * -(-WARM_UP // PACKS)
+    packs, repeated = least(runs).packs[after:], [run.packs[after:] for run in runs]
     times = [(samples, seconds) for _, samples, seconds in packs]
+    single = [(samples, seconds) for run in repeated for _, samples, seconds in run]
+    largest = [max(call[-1] for call in calls) for calls in zip(*repeated, strict=True)]
     own = CostFit(base)
     for samples, seconds in [*times[:WARM_UP], *times]:  # the fit leaves out as many at first
         own.trained(0, samples, seconds)
@@ -175,6 +203,8 @@ def judged(recorder: Recorder, cost: CostModel, base: CostModel) -> dict[str, An
         "packs": len(times),
         "mean_ms": 1000 * fmean(seconds for _, seconds in times),
         "error": fmean(errors(times, cost)),
+        "error_single": fmean(errors(single, cost)),
+        "spread": fmean(most / seconds - 1 for most, (_, seconds) in zip(largest, times, strict=True)),
         "drift": slower - 1,
         "without_drift": fmean(errors([(samples, seconds / slower) for samples, seconds in times], cost)),
         "refitted": fmean(errors(times, refitted.cost)),
@@ -186,20 +216,30 @@ def judged(recorder: Recorder, cost: CostModel, base: CostModel) -> dict[str, An
 def cycle(folder: Path, even: Path, odd: Path, base: CostModel, seed: int) -> list[dict[str, Any]]:
     """A fit and the runs that judge it; one row for each judged size."""
     folder.mkdir()
-    configs = [config_of(folder / f"judged-{size}", odd, size, JUDGED_STEPS, seed) for size in JUDGED_SIZES]
     logs = [log_of(config_of(folder / f"log-{size}", odd, size, 1, seed)) for size in JUDGED_SIZES]
-    runs = [run(config_of(folder / f"fit-{size}", even, size, FIT_STEPS, seed)) for size in FIT_SIZES]
-    fitted = fit_to(runs, base).solve()
+    runs = [
+        [run(config_of(folder / f"fit-{size}-{number}", even, size, FIT_STEPS, seed)) for size in FIT_SIZES]
+        for number in range(REPEATS)
+    ]
+    fitted = fit_to(list(map(least, zip(*runs, strict=True))), base).solve()
     assert fitted is not None, "too few packs to fit"
     file = folder / "fitted.json"
     file.write_text(json.dumps(Choice(fitted.cost, "fitted").to_dict()), encoding="utf-8")
     # From here on the file is all that is known of the fit.
     choice = Choice.from_dict(json.loads(file.read_text(encoding="utf-8")))
-    rows = []
-    for size, config, log in zip(JUDGED_SIZES, configs, logs, strict=True):
+    for log in logs:
         rewrite(log, choice)
-        rows.append({"seed": seed, "max_tokens": size, **judged(run(config, replay=log), choice.cost, base)})
-    return rows
+    runs = [
+        [
+            run(config_of(folder / f"judged-{size}-{number}", odd, size, JUDGED_STEPS, seed), replay=log)
+            for size, log in zip(JUDGED_SIZES, logs, strict=True)
+        ]
+        for number in range(REPEATS)
+    ]
+    return [
+        {"seed": seed, "max_tokens": size, **judged(of_size, choice.cost, base)}
+        for size, of_size in zip(JUDGED_SIZES, zip(*runs, strict=True), strict=True)
+    ]
 
 
 def measure(seed: int) -> Result:
@@ -217,6 +257,7 @@ def measure(seed: int) -> Result:
         "fit_steps": FIT_STEPS,
         "judged_sizes": JUDGED_SIZES,
         "judged_steps": JUDGED_STEPS,
+        "repeats": REPEATS,
         "cycles": CYCLES,
         "packs_a_step": PACKS,
     }
