@@ -2,7 +2,7 @@
 
     samples ──Loader──▶ LoadTable ──loads──▶ single rows (`Load`), for what decides one by one
 
-Invariant: rows of a window stand in position order, so the order of places is that of positions.
+Invariant: rows stand in position order, so the order of places is that of positions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MOST_KNOWN = 1 << 17
 
 
 class LoadTable(NamedTuple):
-    """Rows, in position order but for what `at` gives.
+    """Rows in position order.
 
     Attributes:
         samples: the rows; every column has a number for each.
