@@ -20,6 +20,7 @@ stage, so that they share a node where one can hold them; every line of an axis 
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import compress, product
 from math import prod
 from typing import Literal
@@ -68,12 +69,14 @@ def rank_at(layout: Layout, place: Coordinates) -> int:
     return rank
 
 
+@cache  # asked for with every order and answer of a run
 def dp_rank(layout: Layout, rank: int) -> int:
     """The data-parallel rank that a rank belongs to: the number that packs and units know it by."""
     place = coordinates(layout, rank)
     return place["dp_replicate"] * layout.dp_shard + place["dp_shard"]
 
 
+@cache
 def peers(layout: Layout, dp: int) -> tuple[int, ...]:
     """All ranks of one data-parallel rank, ascending; the first is the one that answers for it."""
     assert 0 <= dp < layout.dp_degree, f"data-parallel rank {dp} of {layout.dp_degree}"

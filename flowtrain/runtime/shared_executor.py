@@ -29,6 +29,9 @@ from flowtrain.types import Role
 
 Rank = tuple[Role, int]
 
+Order = tuple[Rank, int, Rank, str, Sequence[Any]]
+"""Lane, number, rank, method and its arguments. One value, since Ray encodes every argument by itself."""
+
 
 class Slot(Protocol):
     """A rank's place for a stage (`flowtrain.runtime.stages.StageSlot`)."""
@@ -74,12 +77,12 @@ class SharedActor:
         self._slots: dict[Rank, Slot] = {}
         self._lanes: dict[Rank, _Lane] = {}
 
-    async def call(self, lane: Rank, number: int, key: Rank, method: str, args: Sequence[Any], *payloads: Any) -> Any:
-        return (await self._ordered(lane, number, key, method, args, payloads))[0]
+    async def call(self, order: Order, *payloads: Any) -> Any:
+        return (await self._ordered(order, payloads))[0]
 
     @ray.method(num_returns=2)
-    async def read(self, lane: Rank, number: int, key: Rank, args: Sequence[Any]) -> tuple[Any, Any]:
-        return await self._ordered(lane, number, key, "read", args, ())
+    async def read(self, order: Order) -> tuple[Any, Any]:
+        return await self._ordered(order, ())
 
     async def drop(self, key: Rank) -> None:
         """A rank with a lane of its own, and no order left to answer, leaves."""
@@ -102,9 +105,8 @@ class SharedActor:
     async def watch(self) -> None:
         await asyncio.Event().wait()
 
-    async def _ordered(
-        self, lane: Rank, number: int, key: Rank, method: str, args: Sequence[Any], payloads: Sequence[Any]
-    ) -> tuple[Any, Any]:
+    async def _ordered(self, order: Order, payloads: Sequence[Any]) -> tuple[Any, Any]:
+        lane, number, key, method, args = order
         if key not in self._slots:
             self._slots[key] = self._make_slot(key[0])
         if lane not in self._lanes:
@@ -149,12 +151,12 @@ class SharedExecutor(RayExecutor):
 
     def _call(self, key: Rank, method: str, args: Sequence[Any], payloads: Sequence[Any]) -> tuple[Any, Any]:
         process, lane = self.place_of(key)
-        actor, number = self._actors[process], self._sent[lane]
+        actor, order = self._actors[process], (lane, self._sent[lane], key, method, args)
         self._sent[lane] += 1
         if method == "read":
-            value, payload = actor.read.remote(lane, number, key, args)
+            value, payload = actor.read.remote(order)
             return value, payload
-        return actor.call.remote(lane, number, key, method, args, *payloads), None
+        return actor.call.remote(order, *payloads), None
 
     def _place(self, plan: RankPlan) -> Any:
         """Its ranks wait most of the time: a process takes no core of its own."""
