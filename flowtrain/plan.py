@@ -42,7 +42,11 @@ class Layout:
 
     def leads(self, rank: int) -> bool:
         """Whether a rank answers for its data-parallel rank: the first of those, who are neighbours in a stage."""
-        return rank < self.world_size // self.pp and rank % (self.tp * self.cp) == 0
+        return self.begins(rank) and rank % (self.tp * self.cp) == 0
+
+    def begins(self, rank: int) -> bool:
+        """Whether a rank has the first layers: of a backbone, those who read features."""
+        return rank < self.world_size // self.pp
 
     def neighbours(self, rank: int) -> range:
         """The ranks of one data-parallel rank in one stage of a pipeline, `rank` among them."""

@@ -48,10 +48,9 @@ def divide(
             f"memory ends at the node; use auto, nixl or ray"
         )
     several = config.placement != "colocated"
-    readers = len(consumers) // backbone.pp
     copies = [
         several
-        and rank < readers
+        and backbone.begins(rank)
         and first_on_node(backbone, consumers, rank) == rank
         and (transport in COPYING or set(producers) != {node})
         for rank, node in enumerate(consumers)

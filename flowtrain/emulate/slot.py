@@ -70,7 +70,7 @@ class EmulatedSlot(StageSlot):
             emulation.byte_scale,
             shape.features(config.cut),
             layout.leads(rank),
-            rank < layout.world_size // layout.pp,
+            layout.begins(rank),
             self._span,
         )
         return StageReport(emulation.peak(role), (), pool.handle())

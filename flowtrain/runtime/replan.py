@@ -286,7 +286,7 @@ class Replan:
             caller.ask({key: ("restore", str(folder), version) for key in reports})
             shutil.rmtree(folder.parent, ignore_errors=True)
         segments = {report.segment.owner: report.segment for report in reports.values()}
-        caller.ask(dict.fromkeys(self._consumers, ("attach", segments)))
+        caller.ask(dict.fromkeys(self._readers, ("attach", segments)))
         for owner, handle in segments.items():
             caller.flow.directory.add(owner, handle.bytes)
         return reports
@@ -296,7 +296,7 @@ class Replan:
             store = self._open_store(caller, after) if after > 1 else None
             caller.ask(dict.fromkeys(self._keys(range(after)), ("regroup", after, store)))
         leaving = self.owners[after:]
-        caller.ask(dict.fromkeys(self._consumers, ("detach", leaving)))
+        caller.ask(dict.fromkeys(self._readers, ("detach", leaving)))
         del self.owners[after:]
         for owner, rank in zip(leaving, range(after, before), strict=True):
             caller.flow.directory.remove(owner)
@@ -316,8 +316,10 @@ class Replan:
         return Role.PRODUCER in self.reduced_roles
 
     @property
-    def _consumers(self) -> list[Rank]:
-        return [(Role.CONSUMER, rank.rank) for rank in self.plan.consumers.ranks]
+    def _readers(self) -> list[Rank]:
+        """Consumers that read features."""
+        side = self.plan.consumers
+        return [(Role.CONSUMER, rank.rank) for rank in side.ranks if side.layout.begins(rank.rank)]
 
     @staticmethod
     def _keys(ranks: Iterable[int]) -> list[Rank]:

@@ -3,7 +3,7 @@
 start ▶ reserve (segments of the pool, whose pages are made beside all that follows)
       ▶ look (several nodes: model, data and run folder are there)
       ▶ prepare (weights, consumer 0; the others import meanwhile) ▶ open_store (rank 0 of each side of several)
-      ▶ configure (all at once) ▶ attach (consumers open the segments they read) ▶ restore (from a checkpoint)
+      ▶ configure (all at once) ▶ attach (consumers open the segments that they read) ▶ restore (from a checkpoint)
 """
 
 from __future__ import annotations
@@ -98,11 +98,13 @@ def start_stages(
         owners[key]: report.segment for key, report in reports.items() if key[0] is Role.PRODUCER and report.segment
     }
     text = ask({(Role.READER, 0): ("sample_text",)})[Role.READER, 0]
-    copiers = {rank.rank: plan.consumers.copier(rank.rank) for rank in plan.consumers.ranks}
-    copies = {
-        rank: copier if copier is None else reports[Role.CONSUMER, copier].segment for rank, copier in copiers.items()
-    }
-    ask({(Role.CONSUMER, rank): ("attach", segments, seen) for rank, seen in copies.items()})
+    for_consumers: dict[Rank, tuple[Any, ...]] = {}
+    for rank in plan.consumers.ranks:
+        if plan.consumers.layout.begins(rank.rank):
+            copier = plan.consumers.copier(rank.rank)
+            copies = None if copier is None else reports[Role.CONSUMER, copier].segment
+            for_consumers[rank.role, rank.rank] = ("attach", segments, copies)
+    ask(for_consumers)
     if checkpoint is not None:
         trained = [key for key in specs if key[0] is not Role.READER]
         ask({key: ("restore", str(checkpoint.folder), checkpoint.step) for key in trained})
