@@ -1,4 +1,4 @@
-"""Joins a process to the ranks of its side: rendezvous, and the process groups that its layout asks for."""
+"""Joins a process to the ranks of its side: its device, rendezvous, the process groups that its layout asks for."""
 
 from __future__ import annotations
 
@@ -9,11 +9,24 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from flowtrain.errors import PeerError
+from flowtrain.errors import PeerError, PlanError
 from flowtrain.parallel.groups import Groups, join_groups
-from flowtrain.plan import Layout
+from flowtrain.plan import Layout, RankPlan
 from flowtrain.runtime.executor import StageSpec
 from flowtrain.runtime.nodes import LOOPBACK, interface_of
+
+
+def check_device(plan: RankPlan) -> None:
+    """Raises `PlanError` where the driver lists GPUs, so that they are planned for, and this torch cannot use them."""
+    if not plan.on_gpu:
+        return
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:  # the latter by a build of torch for CPUs
+        raise PlanError(
+            f"{plan.role} {plan.rank} is to run on {plan.device} and torch {torch.__version__} cannot use it "
+            f"({' '.join(str(error).split())}): install torch for this driver, or set {plan.role}s.device: cpu"
+        ) from error
 
 
 def join_side(spec: StageSpec, timeout_seconds: float, store: Any, address: str) -> Groups:

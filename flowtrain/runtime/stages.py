@@ -183,8 +183,10 @@ class StageSlot:
 
             self.stage = ReaderStage(config)
             return StageReport()
+        from flowtrain.runtime.join import check_device
         from flowtrain.runtime.stage_build import build_consumer, build_producer
 
+        check_device(rank_plan)
         groups = self._join(spec, config, store)
         build = build_producer if rank_plan.role is Role.PRODUCER else build_consumer
         built = build(spec, config, groups, lambda: self._pool(config, spec), self._span)
