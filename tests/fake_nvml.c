@@ -1,9 +1,10 @@
 /* A stand-in for NVIDIA's library: what it answers is in the file that FAKE_NVML names, read anew at every call.
    Lines are "KEY NUMBER": init, count, lost (index of a device that has fallen off the bus), mig, throttle, links (KiB
-   so far), up (NVLinks), near (mask of NUMA nodes), utilization, memory (MiB), power (mW), temperature, pcie (kB/s), fail.FIGURE (the error of one figure). Two devices, all well, where a line is missing. */
+   so far), growth (of links, KiB/s), up (NVLinks), near (mask of NUMA nodes), utilization, memory (MiB), power (mW), temperature, pcie (kB/s), fail.FIGURE (the error of one figure). Two devices, all well, where a line is missing. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 typedef struct { unsigned long long total, free, used; } memory_t;
 typedef struct { unsigned gpu, memory; } rates_t;
@@ -25,6 +26,12 @@ static long told(const char *key, long otherwise) {
         if (!strcmp(name, key)) otherwise = value;
     if (file) fclose(file);
     return otherwise;
+}
+
+static double seconds(void) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return now.tv_sec + 1e-9 * now.tv_nsec;
 }
 
 static int ask(void *device, const char *figure) {
@@ -88,7 +95,7 @@ int nvmlDeviceGetFieldValues(void *device, int count, field_t *values) {
     for (int i = 0; i < count; i++) {
         values[i].result = (unsigned)told("fail.link", 0);
         values[i].type = 3;
-        values[i].value = (unsigned long long)told("links", 1024);
+        values[i].value = (unsigned long long)(told("links", 1024) + told("growth", 0) * seconds());
     }
     return ask(device, "nvlink");
 }

@@ -21,8 +21,10 @@ def build(folder: Path) -> None:
 
 
 def environment(folder: Path, control: Path) -> dict[str, str]:
-    """Of a process that is to load the library of `folder` and be answered what `control` says: GPUs to look at, none to
-    plan for, since torch has none."""
+    """Of a process that is to load the library of `folder` and be answered what `control` says.
+
+    There are GPUs to look at, and none to plan for, since torch has none.
+    """
     return os.environ | {"LD_LIBRARY_PATH": str(folder), "FAKE_NVML": str(control), "CUDA_VISIBLE_DEVICES": ""}
 
 

@@ -142,7 +142,7 @@ def test_panels_show_the_run_and_starved_slow_and_lost_producers_are_told_of(tmp
                 power=1000 * step,
                 temperature=40 + step,
                 pcie=1000 + step,
-                links=step * step * 1024,
+                growth=step * 1024,
                 throttle=step % 2 * 4,
             )
         fires(server, "FlowTrainStarvedConsumers")
