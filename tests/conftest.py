@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import fake_nvml
 import pytest
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -50,6 +51,14 @@ def digits() -> Path:
 def emoji() -> Path:
     """`examples/emoji`: emoji.yaml, model/, data/{train,test}.jsonl (0 to 24 pictures a row)."""
     return ROOT / "examples/emoji"
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a library in the place of NVIDIA's (`fake_nvml`)."""
+    folder = tmp_path_factory.mktemp("nvml")
+    fake_nvml.build(folder)
+    return folder
 
 
 @pytest.fixture(autouse=True)

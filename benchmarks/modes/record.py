@@ -78,6 +78,7 @@ def checks(record: Record) -> list[Check]:
             found.append(Check(name, round(value, 4), "<=", limit))
 
     if even:
+        at_most("loads: off from equal", abs(1 - load_ratio(record)), 0.05)
         at_least("flow / split bound", of_limit(record, "split bound").median, 0.92 if frozen else 0.85)
         at_least("flow / disaggregated", by.get("disaggregated"), 1.05 if frozen else 1.0)
         at_least("flow / barrier_step", by.get("barrier_step") if frozen else None, 1.5)

@@ -7,6 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+_MASK_WORDS = 16
+"""Of 64 NUMA nodes each."""
+
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
@@ -90,10 +93,6 @@ def _numa_node(pynvml: Any, handle: Any) -> int | None:
         return None
     near = [64 * word + bit for word, bits in enumerate(mask) for bit in range(64) if int(bits) >> bit & 1]
     return near[0] if near else None
-
-
-_MASK_WORDS = 16
-"""Of 64 NUMA nodes each."""
 
 
 def _text(value: bytes | str) -> str:

@@ -59,9 +59,7 @@ def prefer(mapping: mmap.mmap, node: int) -> str | None:
         return f"not known how on {platform.machine()}"
     if not 0 <= node < _MASK_BITS:
         return f"there is no node {node}"
-    mask = (ctypes.c_ulong * (_MASK_BITS // (8 * ctypes.sizeof(ctypes.c_ulong))))()
-    bits = 8 * ctypes.sizeof(ctypes.c_ulong)
-    mask[node // bits] = 1 << node % bits
+    mask = (1 << node).to_bytes(_MASK_BITS // 8, "little")
     start = ctypes.addressof(ctypes.c_char.from_buffer(mapping))
     length = -(-len(mapping) // mmap.PAGESIZE) * mmap.PAGESIZE
     arguments = (ctypes.c_void_p(start), ctypes.c_ulong(length), _PREFERRED, mask, ctypes.c_ulong(_MASK_BITS + 1), 0)

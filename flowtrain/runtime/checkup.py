@@ -103,7 +103,7 @@ class Finding:
 
 def facts_here(number: int, address: str) -> NodeFacts:
     """Of this machine, as this process may use it."""
-    inventory = local_inventory()
+    inventory, numa_nodes = local_inventory(), numa.nodes()
     packages = {}
     for name in PACKAGES:
         try:
@@ -126,7 +126,7 @@ def facts_here(number: int, address: str) -> NodeFacts:
         inventory.gpu_reason,
         tuple(sorted({gpu.numa_node for gpu in inventory.devices if gpu.numa_node is not None})),
         numa.nodes_of_cores(os.sched_getaffinity(0)),
-        numa.refusal(numa.nodes()[0]) if len(numa.nodes()) > 1 else None,
+        numa.refusal(numa_nodes[0]) if len(numa_nodes) > 1 else None,
         Path("/sys/class/infiniband").is_dir() and any(os.scandir("/sys/class/infiniband")),
     )
 

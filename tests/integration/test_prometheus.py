@@ -105,12 +105,11 @@ def slowed(process: psutil.Process) -> Iterator[Callable[[], None]]:
 
 
 @pytest.fixture
-def devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def devices(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """GPUs for NVML only; what they answer is in the file."""
-    fake_nvml.build(tmp_path)
     control = tmp_path / "answers"
     fake_nvml.answer(control)
-    for name, value in fake_nvml.environment(tmp_path, control).items():
+    for name, value in fake_nvml.environment(nvml_library, control).items():
         monkeypatch.setenv(name, value)
     return control
 

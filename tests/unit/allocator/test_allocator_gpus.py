@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import fake_nvml
-import pytest
 from busy import allowed
 
 TOLD = """
@@ -22,16 +19,9 @@ print(json.dumps([[dataclasses.asdict(gpu) for gpu in gpus], why]))
 """
 
 
-@pytest.fixture(scope="module")
-def library() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        fake_nvml.build(Path(folder))
-        yield Path(folder)
-
-
-def told(library: Path, control: Path, shown: str | None, **answers: int) -> Any:
+def told(nvml_library: Path, control: Path, shown: str | None, **answers: int) -> Any:
     fake_nvml.answer(control, **answers)
-    environment = fake_nvml.environment(library, control)
+    environment = fake_nvml.environment(nvml_library, control)
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if shown is not None:
         environment["CUDA_VISIBLE_DEVICES"] = shown
@@ -41,8 +31,8 @@ def told(library: Path, control: Path, shown: str | None, **answers: int) -> Any
     return json.loads(done.stdout)
 
 
-def test_what_each_is_and_where_it_lies(library: Path, tmp_path: Path) -> None:
-    gpus, why = told(library, tmp_path / "control", None)
+def test_what_each_is_and_where_it_lies(nvml_library: Path, tmp_path: Path) -> None:
+    gpus, why = told(nvml_library, tmp_path / "control", None)
     assert why is None
     assert gpus == [
         {"name": "Stand-in 0", "memory_bytes": 80 * 2**30, "links": 2, "numa_node": 1},
@@ -50,12 +40,12 @@ def test_what_each_is_and_where_it_lies(library: Path, tmp_path: Path) -> None:
     ]
 
 
-def test_only_what_is_shown_and_only_what_the_driver_tells(library: Path, tmp_path: Path) -> None:
-    gpus, _ = told(library, tmp_path / "control", "1", fail_affinity=3, fail_link=3)
+def test_only_what_is_shown_and_only_what_the_driver_tells(nvml_library: Path, tmp_path: Path) -> None:
+    gpus, _ = told(nvml_library, tmp_path / "control", "1", fail_affinity=3, fail_link=3)
     assert gpus == [{"name": "Stand-in 1", "memory_bytes": 80 * 2**30, "links": 0, "numa_node": None}]
 
 
-def test_none_has_a_reason(library: Path, tmp_path: Path) -> None:
-    assert told(library, tmp_path / "control", "")[1] == "CUDA_VISIBLE_DEVICES hides every GPU"
-    assert told(library, tmp_path / "control", None, count=0)[1] == "NVML lists no GPU"
-    assert "NVML does not start" in told(library, tmp_path / "control", None, init=9)[1]
+def test_none_has_a_reason(nvml_library: Path, tmp_path: Path) -> None:
+    assert told(nvml_library, tmp_path / "control", "")[1] == "CUDA_VISIBLE_DEVICES hides every GPU"
+    assert told(nvml_library, tmp_path / "control", None, count=0)[1] == "NVML lists no GPU"
+    assert "NVML does not start" in told(nvml_library, tmp_path / "control", None, init=9)[1]

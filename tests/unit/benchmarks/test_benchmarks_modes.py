@@ -15,7 +15,9 @@ from benchmarks.peers.settings import settings
 MACHINE = {"commit": "abc", "hardware": {"cores": 2}, "versions": {}}
 
 
-def bench(flow: float, other: float, bound: float, schedule: float = 0.99, telemetry: float = 0.001) -> dict[str, Any]:
+def bench(
+    flow: float, other: float, bound: float, schedule: float = 0.99, telemetry: float = 0.001, load: float = 0.96
+) -> dict[str, Any]:
     """What `flowtrain bench` writes of one round."""
     figures = {"mfu/gap_to_llm_only(%)": 1.0, "flow/starvation(s)": 0.02}
     return {
@@ -25,7 +27,7 @@ def bench(flow: float, other: float, bound: float, schedule: float = 0.99, telem
         "schedule / measured": {"disaggregated": {"median": schedule, "spread": 0.0}},
         "telemetry": {"flow": telemetry, "disaggregated": None},
         "losses": {},
-        "loads": {"producer": 0.9, "consumer": 1.0},
+        "loads": {"producer": load, "consumer": 1.0},
     }
 
 
@@ -36,7 +38,7 @@ def test_rounds_of_two_calls_are_one_measurement() -> None:
     assert [run["samples/s"] for run in record["runs"]["flow"]] == [20, 10]
     assert by_other(record)["disaggregated"].median == pytest.approx(1.25)
     assert of_limit(record, "split bound").median == pytest.approx(20 / 21)
-    assert load_ratio(record) == pytest.approx(0.9)
+    assert load_ratio(record) == pytest.approx(0.96)
     with pytest.raises(AssertionError):
         joined(first, as_record("even-trainable", bench(1, 1, 1), MACHINE))
 
@@ -55,6 +57,8 @@ def test_limits_are_those_of_the_job() -> None:
     trainable = {check.name: check.limit for check in checks(as_record("even-trainable", bench(20, 16, 21), MACHINE))}
     assert (trainable["flow / split bound"], trainable["flow / disaggregated"]) == (0.85, 1.0)
     assert "flow / disaggregated" not in {c.name for c in checks(as_record("uneven-frozen", bench(1, 1, 1), MACHINE))}
+    uneven = checks(as_record("even-frozen", bench(20, 16, 21, load=0.93), MACHINE))
+    assert [check.name for check in uneven if not check.ok] == ["loads: off from equal"]
     fast = checks(as_record("even-frozen", bench(20, 16, 21, schedule=1.1), MACHINE))
     assert [check.name for check in fast if not check.ok] == ["disaggregated: step off its schedule"]
 

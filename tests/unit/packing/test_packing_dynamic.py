@@ -258,10 +258,11 @@ def best_dearest(loads: Sequence[Load], num_packs: int, cap: int) -> int:
 
 @pytest.mark.parametrize("lookahead", [1, 3])
 @pytest.mark.parametrize(("num_rows", "ranks"), [(12, 3), (14, 4), (9, 4)])
-@pytest.mark.parametrize("seed", range(4))
-def test_tiny_steps_are_within_two_percent_of_the_best(num_rows: int, ranks: int, lookahead: int, seed: int) -> None:
+@pytest.mark.parametrize("spread", [0.6, 0.8])
+def test_tiny_steps_are_within_two_percent_of_the_best(
+    num_rows: int, ranks: int, lookahead: int, spread: float
+) -> None:
     """The rows of each step, in as many packs: against the best packing of just these rows."""
-    chance = random.Random(seed)
     spec = replace(
         SPEC,
         step_samples=num_rows,
@@ -271,11 +272,13 @@ def test_tiny_steps_are_within_two_percent_of_the_best(num_rows: int, ranks: int
         max_pack_vision_bytes=1,
         num_rows=10**6,
     )
-    rows = [text(p, min(8192, max(64, int(chance.lognormvariate(7.0, 0.8))))) for p in range(6 * num_rows)]
-    for step in compose(Composer(spec, REFERENCE), rows)[:-3]:
-        loads = Loader(spec, REFERENCE)(step.samples).loads()
-        best = best_dearest(loads, len(step.packs), spec.max_tokens)
-        assert max(pack.cost for pack in step.packs) <= best * 1.02
+    for seed in range(12 if num_rows < 14 else 2):  # the reference takes seconds for more rows
+        chance = random.Random(seed)
+        rows = [text(p, min(8192, max(64, int(chance.lognormvariate(7.0, spread))))) for p in range(10 * num_rows)]
+        for step in compose(Composer(spec, REFERENCE), rows)[:-3]:
+            loads = Loader(spec, REFERENCE)(step.samples).loads()
+            best = best_dearest(loads, len(step.packs), spec.max_tokens)
+            assert max(pack.cost for pack in step.packs) <= best * 1.02, seed
 
 
 def test_strata_take_the_oldest_of_each() -> None:

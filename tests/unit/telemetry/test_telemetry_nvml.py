@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,13 +34,6 @@ for line in sys.stdin:
 sampler.close()
 print(json.dumps(sampler._thread.is_alive()), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def library() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory() as folder:
-        fake_nvml.build(Path(folder))
-        yield Path(folder)
 
 
 class Sampled:
@@ -80,10 +72,10 @@ class Sampled:
 
 
 @pytest.fixture
-def sample(library: Path, tmp_path: Path) -> Iterator[Callable[..., Sampled]]:
+def sample(nvml_library: Path, tmp_path: Path) -> Iterator[Callable[..., Sampled]]:
     made: list[Sampled] = []
 
-    def start(seconds: float = 0.02, library: Path = library, **answers: int) -> Sampled:
+    def start(seconds: float = 0.02, library: Path = nvml_library, **answers: int) -> Sampled:
         made.append(Sampled(library, tmp_path / f"answers-{len(made)}", seconds, **answers))
         return made[-1]
 
