@@ -11,7 +11,7 @@ s = f·c ranks that share weights, rows = tokens of a pack / (tp · cp):
 | gathered | where s > 1: n · (two layers and the stage's outer part) / tp, and the gradient of one layer |
 | activations | packs in flight · layers of the stage · rows · bytes that a layer keeps; of frozen modules none |
 | working | one layer's activations: what recompute brings back, or gradients of activations |
-| logits | (2 N + n if n < 4) · vocabulary · trained rows, on the last stage; of one chunk of a loss in chunks |
+| logits | (2 N + n if n < 4) · vocabulary · trained rows, on the last stage; of one chunk of a loss in chunks (2) |
 | staging | features (of the pack in use and of the next one) that crossed the pool or will |
 
 A layer keeps, of each row (h hidden; q queries, k keys of all heads; f width inside the MLP, of experts top_k times):
@@ -28,6 +28,7 @@ A layer keeps, of each row (h hidden; q queries, k keys of all heads; f width in
 | input of the last matrix | f n | – |
 
 (1) where n < 4 each matrix casts its own copy: q, k and v, gate and up.
+(2) the mean share of a full pack's tokens, and no more than `Job.max_trained_tokens`: the head runs for no others.
 
 `full` keeps h N. A trainable encoder has min(packs, 3) units in flight, or one where its forward is replayed. 1F1B has
 min(packs, pp) packs in flight on the first stage, one on the last; interleaved, with m layer groups a device,
@@ -119,7 +120,10 @@ def _stage(load: ModuleLoad, c: CandidateTable, job: Job, loss_chunk_tokens: int
     whole = kept_bytes(load, n)
     kept = np.array([whole, load.hidden * master])[c.recompute]
     rows = c.pack_tokens / (c.tp * c.cp)
-    trained_rows = c.pack_tokens / c.cp * _trained_share(load)
+    trained_rows = c.pack_tokens * _trained_share(load)
+    if job.max_trained_tokens is not None:
+        trained_rows = np.minimum(trained_rows, job.max_trained_tokens)
+    trained_rows = trained_rows / c.cp
     if loss_chunk_tokens is not None:
         trained_rows = np.minimum(trained_rows, loss_chunk_tokens)
     # Made, and turned into log-probabilities; a backward needs as much for two gradients.

@@ -29,7 +29,10 @@ UNIT_SAMPLES = 4
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a plan is asked for; `replayed`: a trainable encoder runs again as a whole before its backward."""
+    """What a plan is asked for.
+
+    `replayed`: a trainable encoder runs again as a whole before its backward; `max_trained_tokens`: most of a pack.
+    """
 
     shape: ModelShape
     stats: DataStats
@@ -41,6 +44,7 @@ class Question:
     unit_patches: int | None = None
     placements: frozenset[str] = ANYWHERE
     replayed: bool = False
+    max_trained_tokens: int | None = None
 
     def problem(self, stats: DataStats | None = None) -> Problem:
         """Of these sizes, or of the question's own; rows longer than a pack are left out, as a run leaves them out."""
@@ -55,7 +59,13 @@ class Question:
         step = self.step_samples or max(
             256, round(PACKS_PER_DEVICE * devices * min(self.pack_tokens) / max(1.0, loads[-1].tokens))
         )
-        job = Job(step_samples=step, dtype=self.dtype, pack_tokens=self.pack_tokens, unit_patches=(unit,))
+        job = Job(
+            step_samples=step,
+            dtype=self.dtype,
+            pack_tokens=self.pack_tokens,
+            unit_patches=(unit,),
+            max_trained_tokens=self.max_trained_tokens,
+        )
         return Problem(loads, self.cluster, job, self.placements)
 
     def other_data(self) -> dict[str, Problem]:
@@ -99,4 +109,5 @@ def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cl
         unit_patches=config.producers.max_unit_patches,
         placements=chosen,
         replayed=config.producers.backward == "recompute",
+        max_trained_tokens=config.packing.max_trained_tokens,
     )

@@ -55,6 +55,7 @@ class Job:
         imbalance: slowest rank over mean, of packs; `unit_imbalance` of encode units.
         headroom: by how much an encoder should be faster than the backbone, because its work a step varies.
         memory_reserve: share of device memory left free.
+        max_trained_tokens: most trained tokens of a pack, which bound its logits; None: any number.
     """
 
     step_samples: int
@@ -66,6 +67,7 @@ class Job:
     unit_imbalance: float = 1.02
     headroom: float = 0.03
     memory_reserve: float = 0.08
+    max_trained_tokens: int | None = None
 
     @property
     def bytes_per_number(self) -> int:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,10 +17,17 @@ from hypothesis import strategies as st
 from memory_measured import LiveBytes, kept_storages
 from transformers import AutoConfig, AutoModelForCausalLM, SiglipVisionConfig, SiglipVisionModel
 
+from flowtrain.allocator.hardware import HARDWARE, NodePool
 from flowtrain.allocator.load import Candidate, CandidateTable, ModuleLoad
 from flowtrain.allocator.memory import kept_bytes, memory_of
+from flowtrain.allocator.problem import question_of
+from flowtrain.allocator.stats import assumed_stats
 from flowtrain.allocator.throughput import Job
+from flowtrain.config.schema import Config
+from flowtrain.shapes import read_shape
 from flowtrain.types import Role
+
+EMOJI = Path(__file__).parents[3] / "examples/emoji"
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, WIDTH, VOCAB = 64, 4, 2, 16, 160, 512
 
@@ -228,6 +236,37 @@ def test_the_loss_in_chunks() -> None:
     lines = memory_of(load, Candidate(pack_tokens=8192), job).lines()
     assert lines[0].startswith("weights")
     assert lines[-1].startswith("total")
+
+
+def test_logits_are_of_as_many_trained_tokens_as_a_pack_may_have() -> None:
+    load = wide(2)
+    for candidate in (Candidate(pack_tokens=8192), Candidate(pack_tokens=8192, cp=2, tp=2)):
+
+        def parts(most: int | None, candidate: Candidate = candidate) -> Mapping[str, float]:
+            return memory_of(load, candidate, Job(64, max_trained_tokens=most)).parts()
+
+        free, half, more = parts(None), parts(4096), parts(10**6)
+        assert half.pop("logits") == pytest.approx(free["logits"] / 2)
+        assert more.pop("logits") == free.pop("logits")
+        assert half == free == more, "no other part has to do with it"
+
+
+def test_a_plan_counts_the_logits_that_its_config_allows() -> None:
+    packing = {"max_tokens": 1024, "max_trained_tokens": 16}
+    asked = [
+        question_of(
+            Config.model_validate({"model": {"path": EMOJI / "model"}, "data": {"train": "rows"}, "packing": keys}),
+            read_shape(EMOJI / "model"),
+            assumed_stats(1024),
+            (NodePool(HARDWARE["h100"], 1),),
+        ).problem()
+        for keys in (packing, {"max_tokens": 1024})
+    ]
+    bounded, free = (
+        float(memory_of(problem.loads[-1], Candidate(pack_tokens=1024), problem.job).logits[0]) for problem in asked
+    )
+    load = asked[0].loads[-1]
+    assert bounded == pytest.approx(free * 16 * load.tokens / (1024 * load.head_tokens))
 
 
 def test_published_figures() -> None:
