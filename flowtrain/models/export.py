@@ -69,10 +69,11 @@ def finish_export(model_dir: Path, folder: Path, parts: Sequence[str], trust_rem
     a folder cut short does not load.
 
     Raises:
-        ConfigError: the parts together are not exactly the model's parameters.
+        ConfigError: the parts together are not exactly the model's parameters, each once.
     """
     files = sorted(path for part in parts for path in (folder / PARTS_NAME).glob(f"{part}-*.safetensors"))
     held = {path: list(weights.tensor_names(path)) for path in files}
+    _check_once(folder, held)
     buffers = _check_complete(model_dir, [name for names in held.values() for name in names], trust_remote_code)
     dtype = _stored_dtype(model_dir)
     for stale in (*folder.glob("model*.safetensors"), folder / weights.INDEX_NAME):
@@ -105,13 +106,30 @@ def _shards(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
         yield names
 
 
+def _check_once(folder: Path, held: Mapping[Path, Sequence[str]]) -> None:
+    """Two writers of a tensor may differ, and the later one would win unseen."""
+    writers: dict[str, list[str]] = {}
+    for path, names in held.items():
+        for name in names:
+            writers.setdefault(name, []).append(path.stem.rpartition("-")[0])
+    twice = {name: by for name, by in writers.items() if len(by) > 1}
+    if twice:
+        name, by = next(iter(twice.items()))
+        others = f" (as were {len(twice) - 1} others)" if len(twice) > 1 else ""
+        raise ConfigError(
+            f"export: {name} was written by {' and by '.join(by)}{others}, and each tensor has one writer; remove "
+            f"{folder}, where parts of an earlier export may have been left, and resume the run; if it is told again, "
+            f"report it with both layouts and the model's config.json"
+        )
+
+
 def _check_complete(model_dir: Path, names: Sequence[str], trust_remote_code: bool) -> frozenset[str]:
     """The names of those that are buffers, which keep their dtype."""
     meta = build_on_meta(read_config(model_dir, trust_remote_code), trust_remote_code)
     expected = set(module_of_parameters(meta)) | stored_buffers(meta).keys()
     missing, extra = sorted(expected - set(names)), sorted(set(names) - expected)
-    if missing or extra or len(names) != len(expected):
-        first = (missing or extra or sorted(names))[0]
+    if missing or extra:
+        first = (missing or extra)[0]
         raise ConfigError(
             f"export: {len(missing)} of the model's parameters were not written and {len(extra)} are not its own, "
             f"first {first}; the parts do not belong to {model_dir}"

@@ -8,6 +8,7 @@ Everything that can be refused is refused before a process starts (R01, R03).
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -219,6 +220,8 @@ def _train(
     if not stop.requested and config.checkpoint.export:
         folder = inputs.run_dir / "export"
         aside = folder.with_suffix(".tmp")
+        # Parts of an export that was cut short may be of another layout, whose ranks wrote other tensors.
+        shutil.rmtree(aside, ignore_errors=True)
         ranks = [rank for side in (plan.producers, plan.consumers) for rank in side.ranks]
         controller.ask({(rank.role, rank.rank): ("export", str(aside)) for rank in ranks})
         controller.ask({(Role.CONSUMER, 0): ("finish_export", str(aside), str(folder))})

@@ -15,8 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 from busy import allowed
 from launched import Launch, until
+from safetensors.torch import save_file
 from tiny_families import make_family
 
 SLOW = ("checkpoint.every=2", "debug.delays.consumer_pack_ms={0: 50}")
@@ -123,17 +125,24 @@ def test_a_stage_that_hangs_is_named(run_dir: Path) -> None:
 
 
 def test_the_run_can_be_gone_on_with_to_its_end(run_dir: Path) -> None:
-    """After all that, in one process: every step is there once, and a line names the checkpoint passed over."""
+    """After all that, in one process: every step is there once, and a line names the checkpoint passed over.
+
+    What an export that was cut short has left, of a pipeline with more stages, is in nobody's way.
+    """
     whole = sorted(int(path.parent.name[5:]) for path in run_dir.glob("checkpoints/step-*/complete.json"))
     last = max(whole, default=0)
     torn = run_dir / "checkpoints" / f"step-{last + 1}"
     torn.mkdir(parents=True, exist_ok=True)
     (torn / "state.json").write_text("{}")
+    parts = run_dir / "export.tmp/parts"
+    parts.mkdir(parents=True)
+    save_file({"model.language_model.norm.weight": torch.ones(8)}, parts / "consumer-3-0.safetensors")
     overrides = (
         f"model.path={run_dir.parent / 'model'}",
         "mode=monolithic",
         f"train.max_steps={last + 3}",
         "checkpoint.every=2",
+        "checkpoint.export=true",
     )
     with Launch("digits", run_dir, *overrides, resume="latest" if whole else None) as launch:
         assert launch.launcher.wait(timeout=120) == 0, launch.err
@@ -142,3 +151,5 @@ def test_the_run_can_be_gone_on_with_to_its_end(run_dir: Path) -> None:
         if whole:
             assert f"passed over {torn}: half written" in launch.err
         until(lambda: not launch.shared_left(), "/dev/shm to be as it was")
+        assert (run_dir / "export/model.safetensors.index.json").is_file(), launch.err
+        assert not parts.parent.exists()

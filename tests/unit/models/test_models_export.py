@@ -120,6 +120,23 @@ def test_parts_that_are_not_the_whole_model_are_refused(halves: Halves, tmp_path
         finish_export(MODEL_DIR, tmp_path / "export", ("producer", "consumer"))
 
 
+@pytest.mark.parametrize("writers", [("consumer-0", "producer-0"), ("consumer-0", "consumer-3")])
+def test_a_tensor_that_two_wrote_is_told_with_both(writers: tuple[str, str], halves: Halves, tmp_path: Path) -> None:
+    folder, name = tmp_path / "export.tmp", "model.language_model.norm.weight"
+    for half, part in zip(halves, ("producer-0", "consumer-0"), strict=True):
+        write_part(half.parameters_by_name(), folder, part)
+    twice = {name: halves[1].parameters_by_name()[name]}
+    if "producer-0" in writers:
+        twice |= halves[0].parameters_by_name()
+    write_part(twice, folder, next(part for part in writers if part != "consumer-0"))
+    with pytest.raises(ConfigError) as raised:
+        finish_export(MODEL_DIR, folder, ("producer", "consumer"))
+    told = str(raised.value)
+    assert f"{name} was written by {writers[0]} and by {writers[1]}, and each tensor has one writer" in told
+    assert f"remove {folder}" in told
+    assert not list(folder.glob("model*.safetensors"))
+
+
 def _changed_model(folder: Path, **changes: object) -> Path:
     shutil.copytree(MODEL_DIR, folder)
     config = json.loads((folder / "config.json").read_text())
