@@ -28,10 +28,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from flowtrain.config.schema import Config
+from flowtrain.config.schema import Config, PackingConfig
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, Plan, RankPlan
 from flowtrain.shapes import ModelShape, payload_bytes
+from flowtrain.types import Cut
 
 BLOCK_HEADER_BYTES = 64
 """What the pool adds to each payload; `flowtrain.pool.block` has the same figure, and a test holds the two together."""
@@ -84,11 +85,12 @@ def packs_received(backbone: Layout) -> int:
 
 def pack_room(config: Config, shape: ModelShape) -> PackRoom:
     """See the page above."""
-    return _room(config, shape, config.packing.max_patches)
+    return room_of(config.packing, config.max_row_tokens, shape, config.cut, config.model.dtype)
 
 
-def _room(config: Config, shape: ModelShape, max_patches: int | None) -> PackRoom:
-    features, dtype, bounded = shape.features(config.cut), config.model.dtype, shape.bounds_features(config.cut)
+def room_of(packing: PackingConfig, max_row_tokens: int, shape: ModelShape, cut: Cut, dtype: str) -> PackRoom:
+    """The same by what it depends on."""
+    features, bounded, max_patches = shape.features(cut), shape.bounds_features(cut), packing.max_patches
     per_token = shape.projector.patches_per_token
 
     def block_bytes(tokens: int) -> int:
@@ -97,9 +99,9 @@ def _room(config: Config, shape: ModelShape, max_patches: int | None) -> PackRoo
             tokens, patches = min(tokens, max(1, max_patches // per_token)), max_patches
         return BLOCK_HEADER_BYTES + payload_bytes(features, dtype, tokens, patches)
 
-    full = block_bytes(max(config.packing.max_tokens, config.max_row_tokens))
+    full = block_bytes(max(packing.max_tokens, max_row_tokens))
     if bounded:
-        return PackRoom(full, block_bytes(config.max_row_tokens))
+        return PackRoom(full, block_bytes(max_row_tokens))
     cap = full * (UNBOUNDED_CAP if max_patches is None else 1)
     return PackRoom(cap, cap)
 
@@ -135,11 +137,13 @@ def _check(config: Config, shape: ModelShape, plan: Plan, rank: RankPlan, packs:
 def _most_patches(config: Config, shape: ModelShape, packs: int, segment_bytes: int) -> int:
     """The most patches of a pack with which the segment would do."""
     full = max(config.packing.max_tokens, config.max_row_tokens) * shape.projector.patches_per_token
-    return bisect_right(
-        range(1, UNBOUNDED_CAP * full + 1),
-        False,
-        key=lambda patches: not _room(config, shape, patches).holds(packs, segment_bytes),
-    )
+
+    def holds(max_patches: int) -> bool:
+        packing = config.packing.model_copy(update={"max_patches": max_patches})
+        room = room_of(packing, config.max_row_tokens, shape, config.cut, config.model.dtype)
+        return room.holds(packs, segment_bytes)
+
+    return bisect_right(range(1, UNBOUNDED_CAP * full + 1), False, key=lambda patches: not holds(patches))
 
 
 def _sharing(plan: Plan, node: int) -> int:

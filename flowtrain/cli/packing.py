@@ -190,8 +190,8 @@ def _of_config(
 ) -> Subject:
     from flowtrain.allocator.bound import given_layout
     from flowtrain.config.loading import load_config
-    from flowtrain.packing import CostModel
-    from flowtrain.packing.spec import sync_of
+    from flowtrain.packing import CompositionSpec, CostModel
+    from flowtrain.plan import Layout
     from flowtrain.shapes import read_shape
     from flowtrain.types import Role
 
@@ -201,33 +201,30 @@ def _of_config(
     )
     consumers, producers = (given_layout(config, role) for role in (Role.CONSUMER, Role.PRODUCER))
     ranks = ranks or (consumers.dp_degree if consumers else DEFAULT_RANKS)
-    cap = changes["max_tokens"] or config.packing.max_tokens
-    own_pack = config.packing.on_long_row == "own_pack"
-    spec = _spec(
-        1,
-        ranks,
-        changes,
-        step_samples=config.train.step.samples,
-        step_packs=config.train.step.packs,
-        max_tokens=cap,
-        lookahead=config.packing.lookahead,
-        max_wait_steps=config.packing.max_wait_steps,
-        max_patches=config.packing.max_patches,
-        max_images=config.packing.max_images,
-        max_trained_tokens=config.packing.max_trained_tokens,
-        own_pack=own_pack,
-        policy=config.packing_policy,
-        num_producers=producers.dp_degree if producers else 1,
-        producer_shards=producers.dp_shard if producers else 1,
+    colocated = config.placement == "colocated"
+    spec = CompositionSpec.of(
+        config.packing,
+        config.packing_policy,
+        config.train.step,
+        consumers=consumers or Layout(),
+        producers=producers or Layout(),
+        colocated=colocated,
         trainable_encoder=config.trainable_encoder,
-        colocated=config.placement == "colocated",
-        sync=sync_of(consumers) if consumers else "step",
         max_unit_patches=config.producers.max_unit_patches,
+        max_pack_vision_bytes=NO_POOL,
+        block_bytes=lambda tokens, patches: tokens,
+        num_rows=1,
+        horizon=1,
     )
+    asked: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    asked |= {"num_consumers": ranks} | ({"num_producers": ranks} if colocated else {})
+    if "step_packs" in asked:
+        asked["step_samples"] = None
+    spec = replace(spec, **asked)
     ahead = steps + max(spec.lookahead, spec.max_wait_steps)
     wanted = ahead * (spec.step_samples or (spec.step_packs or 1) * ranks * max(1, spec.max_tokens // 64))
     rows, notes = _rows_of(config, wanted)
-    usable, more = (rows, ()) if own_pack else _within(rows, cap)
+    usable, more = (rows, ()) if spec.own_pack else _within(rows, spec.max_tokens)
     if not usable:
         raise DataError(f"{config.data.train} has no usable row: run `flowtrain data check`")
     spec = replace(spec, num_rows=len(usable), horizon=len(usable))

@@ -193,6 +193,8 @@ def _subject(
     written = plan_in(source)
     origin = source if written is None else written.model
     config = None if origin.is_dir() else read_config(origin, overrides)
+    if config is not None and axes["mode"] in MODES:
+        config = config.model_copy(update={"mode": axes["mode"]})
     freeze, step_samples, pack_tokens = folder
     if config is not None and (freeze or step_samples or pack_tokens):
         raise ConfigError("--freeze, --step-samples and --pack-tokens are for a model folder: use --set with a config")
@@ -209,15 +211,23 @@ def _subject(
     mode = {str(known): row for known, row in MODES.items()}.get(name)
     if mode is None:
         raise ConfigError(f"--mode {name}: choose among {', '.join(MODES)}")
-    placement = axes["placement"] or (mode.placement if axes["mode"] or config is None else None)
+    placement = axes["placement"] or (mode.placement if config is None else None)
     dtype = axes["dtype"] or question.dtype
     question = replace(question, dtype=dtype, placements=placements_of(placement, question))
-    exchange, composition = axes["exchange"] or mode.exchange, axes["composition"] or mode.composition
+    exchange = axes["exchange"] or (config.exchange if config else mode.exchange)
+    composition = axes["composition"] or (config.packing_policy if config else mode.composition)
     _check_names(exchange, composition)
-    efficiency = config.packing.attention_efficiency if config else options.attention_efficiency
-    options = replace(options, exchange=exchange, composition=composition, attention_efficiency=efficiency)
+    options = replace(options, exchange=exchange, composition=composition)
+    if config is not None:
+        options = replace(
+            options,
+            packing=config.packing,
+            step=config.train.step if config.train.step.packs else None,
+            max_seq_len=config.data.max_seq_len,
+            max_unit_patches=config.producers.max_unit_patches,
+        )
     problem = question.problem()
-    policy = axes["policy"] or mode.allocation
+    policy = axes["policy"] or (config.policy if config else mode.allocation)
     if policy not in POLICIES:
         raise ConfigError(f"--policy {policy}: choose among {', '.join(POLICIES)}")
     if written is not None:
@@ -231,6 +241,9 @@ def _subject(
     layouts = ", ".join(f"{choice.load.name} {layout_text(choice.candidate.layout)}" for choice in choices)
     there = " + ".join(f"{pool.num_nodes} x {pool.node.devices} {pool.node.name}" for pool in cluster)
     rows = _rows(sizes, disturbances.seed, question)
+    made = replace(made, notes=(*made.notes, *_left_out(made, rows)))
+    if config is not None and config.packing.on_long_row == "error":
+        _check_lengths(made, rows)
     return Subject(f"{origin.name or origin} on {there}, {name}", layouts, made, rows, disturbances)
 
 
@@ -260,6 +273,26 @@ def _rows(sizes: Path, seed: int, question: Question) -> list[SampleMeta]:
     if not found:
         raise DataError(f"{sizes} has no row with sizes: give what `flowtrain data scan` writes, or a trace")
     return in_order(found, sources, "random", seed)
+
+
+def _left_out(planned: Planned, rows: Sequence[SampleMeta]) -> Iterator[str]:
+    """A note of rows that a run would skip, as long as others are left."""
+    from collections import Counter
+
+    if found := Counter(planned.left_out(rows).values()):
+        counts = ", ".join(f"{count} {reason}" for reason, count in found.most_common())
+        yield f"{found.total()} of {len(rows)} rows are left out, as a run would skip them: {counts}"
+
+
+def _check_lengths(planned: Planned, rows: Sequence[SampleMeta]) -> None:
+    """Where `packing.on_long_row` is `error`."""
+    long = [row for row in rows if row.tokens > planned.longest_row]
+    if long:
+        first = min(long, key=lambda row: row.row)
+        raise DataError(
+            f"{len(long)} of {len(rows)} rows have more than {planned.longest_row} tokens, the first is {first.id} "
+            f"with {first.tokens}, and a run would stop there: raise packing.max_tokens, or set packing.on_long_row"
+        )
 
 
 def _check_names(exchange: str, composition: str) -> None:

@@ -204,6 +204,11 @@ class PackingConfig(Section):
         "skip", description="A row longer than a pack: count it, stop, or give it a pack alone."
     )
 
+    def longest_row(self, max_seq_len: int | None) -> int:
+        """Tokens of the longest row that can be trained; `max_seq_len` is that of `data`."""
+        longest = max_seq_len or self.max_tokens
+        return longest if self.on_long_row == "own_pack" else min(longest, self.max_tokens)
+
 
 class AllocationConfig(Section):
     policy: Literal["uniform", "stage_balanced", "flops_proportional", "flow_matching"] | None = Field(
@@ -364,9 +369,7 @@ class Config(Section):
     @property
     def max_row_tokens(self) -> int:
         """A row longer than this cannot be trained: it is counted, or stops the run."""
-        if self.packing.on_long_row == "own_pack" and self.data.max_seq_len is not None:
-            return self.data.max_seq_len
-        return min(self.data.max_seq_len or self.packing.max_tokens, self.packing.max_tokens)
+        return self.packing.longest_row(self.data.max_seq_len)
 
     @model_validator(mode="after")
     def _agree(self) -> Config:
@@ -384,9 +387,7 @@ class Config(Section):
         elif self.pool.transport == "local":
             raise ValueError("`pool.transport` local is for one process (colocated): use auto or shm")
         if self.packing.on_long_row == "own_pack" and self.data.max_seq_len is None:
-            raise ValueError(
-                "`packing.on_long_row` own_pack needs `data.max_seq_len`, the longest row that memory must hold"
-            )
+            raise ValueError("`packing.on_long_row` own_pack needs `data.max_seq_len`, the longest row memory holds")
         for name, side in (("producers", self.producers), ("consumers", self.consumers)):
             if side.node and self.cluster.address is None:
                 raise ValueError(f"`{name}.node` is {side.node} and the run has one node: give `cluster.address`")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
+from flowtrain.config.schema import PackingConfig, StepSize
 from flowtrain.plan import Layout
 from flowtrain.types import SampleMeta
 
@@ -85,6 +86,48 @@ class CompositionSpec:
         assert min(self.max_wait_steps, self.producer_shards) > 0, self
         assert self.num_producers % self.producer_shards == 0, self
         assert not self.colocated or self.num_producers == self.num_consumers, self
+
+    @classmethod
+    def of(
+        cls,
+        packing: PackingConfig,
+        policy: str,
+        step: StepSize,
+        *,
+        consumers: Layout,
+        producers: Layout,
+        colocated: bool,
+        trainable_encoder: bool,
+        max_unit_patches: int,
+        max_pack_vision_bytes: int,
+        block_bytes: Callable[[int, int], int],
+        num_rows: int,
+        horizon: int | None,
+    ) -> CompositionSpec:
+        """The rules of a run, and of whatever stands for one: what a config says of packs is read here only."""
+        return cls(
+            num_rows=num_rows,
+            step_samples=step.samples,
+            step_packs=step.packs,
+            policy=policy,
+            max_tokens=packing.max_tokens,
+            lookahead=packing.lookahead,
+            num_consumers=consumers.dp_degree,
+            num_producers=producers.dp_degree,
+            producer_shards=producers.dp_shard,
+            trainable_encoder=trainable_encoder,
+            max_unit_patches=max_unit_patches,
+            max_pack_vision_bytes=max_pack_vision_bytes,
+            horizon=horizon,
+            block_bytes=block_bytes,
+            max_patches=packing.max_patches,
+            max_images=packing.max_images,
+            max_trained_tokens=packing.max_trained_tokens,
+            sync=sync_of(consumers),
+            own_pack=packing.on_long_row == "own_pack",
+            max_wait_steps=packing.max_wait_steps,
+            colocated=colocated,
+        )
 
     @property
     def num_packs(self) -> int | None:

@@ -11,7 +11,7 @@ from flowtrain.allocator import Forecast, pack_room
 from flowtrain.config.schema import Config
 from flowtrain.data.sources import Source, open_source
 from flowtrain.errors import ConfigError, DataError
-from flowtrain.packing import CompositionSpec, CostModel, sync_of
+from flowtrain.packing import CompositionSpec, CostModel
 from flowtrain.plan import Plan
 from flowtrain.pool.block import block_bytes
 from flowtrain.runtime.decisions import Costs, ReplayLog
@@ -117,30 +117,20 @@ def check_resume(inputs: Inputs, total: int) -> None:
 
 def composition(inputs: Inputs) -> CompositionSpec:
     """The rules by which rows become steps."""
-    config = inputs.config
-    train = config.train
-    return CompositionSpec(
-        num_rows=len(inputs.train),
-        step_samples=train.step.samples,
-        step_packs=train.step.packs,
-        policy=config.packing_policy,
-        max_tokens=config.packing.max_tokens,
-        lookahead=config.packing.lookahead,
-        num_consumers=inputs.plan.consumers.layout.dp_degree,
-        num_producers=len(inputs.plan.producers.leading),
-        producer_shards=inputs.plan.producers.layout.dp_shard,
+    config, plan = inputs.config, inputs.plan
+    return CompositionSpec.of(
+        config.packing,
+        config.packing_policy,
+        config.train.step,
+        consumers=plan.consumers.layout,
+        producers=plan.producers.layout,
+        colocated=plan.placement == "colocated",
         trainable_encoder=config.trainable_encoder,
         max_unit_patches=config.producers.max_unit_patches,
         max_pack_vision_bytes=pack_room(config, inputs.shape).cap,
-        horizon=inputs.horizon,
         block_bytes=lambda tokens, patches: block_bytes(inputs.feature_bytes(tokens, patches)),
-        max_patches=config.packing.max_patches,
-        max_images=config.packing.max_images,
-        max_trained_tokens=config.packing.max_trained_tokens,
-        sync=sync_of(inputs.plan.consumers.layout),
-        own_pack=config.packing.on_long_row == "own_pack",
-        max_wait_steps=config.packing.max_wait_steps,
-        colocated=inputs.plan.placement == "colocated",
+        num_rows=len(inputs.train),
+        horizon=inputs.horizon,
     )
 
 

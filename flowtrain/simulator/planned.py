@@ -9,17 +9,20 @@ A segment of the pool that is not given has the bytes that launch would ask for:
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
 from flowtrain.allocator.problem import Question
-from flowtrain.allocator.room import BLOCK_HEADER_BYTES, PackRoom
+from flowtrain.allocator.room import room_of
 from flowtrain.allocator.solve import Choice
 from flowtrain.allocator.throughput import Job
+from flowtrain.config.schema import PackingConfig, StepSize
 from flowtrain.errors import PlanError
-from flowtrain.packing import CompositionSpec, CostModel, sync_of
+from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.packing.trace import composed_steps, endless
+from flowtrain.plan import Layout
 from flowtrain.pool.block import block_bytes
 from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.shapes import EncoderShape, ModelShape, payload_bytes
@@ -30,15 +33,21 @@ from flowtrain.types import Cut, ImageMeta, Module, SampleMeta, Step
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What a plan leaves open: axes of the mode, look-ahead, costs of packs, the pool, checkpoints, the controller.
+    """What a plan leaves open: axes of the mode, rules of packs, the pool, checkpoints, the controller.
 
-    `attention_efficiency`: as `packing.attention_efficiency` of a config.
+    Attributes:
+        packing: of a config, or its defaults; a pack has the tokens that the plan says.
+        step: of a config, where it is given in packs; None: the samples that the plan is for.
+        max_seq_len, max_unit_patches: `data.max_seq_len` and `producers.max_unit_patches` of a config; None: those of
+            a pack, and those of the plan's encode units.
     """
 
     exchange: str = "pool"
     composition: str = "dynamic"
-    lookahead: int = 3
-    attention_efficiency: float = 1.0
+    packing: PackingConfig = field(default_factory=PackingConfig)
+    step: StepSize | None = None
+    max_seq_len: int | None = None
+    max_unit_patches: int | None = None
     segment_bytes: int | None = None
     save_every: int | None = None
     save_seconds: float = 0.0
@@ -47,20 +56,32 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """All that a simulation takes. `peak_flops`: of a mean device of the plan."""
+    """All that a simulation takes. `longest_row`: in tokens; `peak_flops`: of a mean device of the plan."""
 
     system: System
     spec: CompositionSpec
     cost: CostModel
     timing: DeviceTiming
+    longest_row: int
     peak_flops: float
     notes: tuple[str, ...] = ()
 
+    def left_out(self, rows: Sequence[SampleMeta]) -> Mapping[int, str]:
+        """Of rows that a run would skip, as longer than a row may be or over a cap of a pack: position and reason."""
+        short = [row for row in rows if row.tokens <= self.longest_row]
+        long = {row.position: "too-long" for row in rows if row.tokens > self.longest_row}
+        return long | {row.position: row.reason for row in Composer(self.spec, self.cost).too_big(short)}
+
     def steps(self, rows: Sequence[SampleMeta]) -> Iterator[Step]:
-        """Composed from these rows, over and over; a row that no pack can hold is left out."""
-        kept = [row for row in rows if row.tokens <= self.spec.max_tokens]
+        """Composed from these rows, over and over; those that a run would skip are left out."""
+        out = self.left_out(rows)
+        kept = [row for row in rows if row.position not in out]
         if not kept:
-            raise PlanError(f"every row is longer than the {self.spec.max_tokens} tokens of a pack: plan larger packs")
+            counts = ", ".join(f"{count} {reason}" for reason, count in Counter(out.values()).most_common())
+            raise PlanError(
+                f"no row fits a pack of {self.spec.max_tokens} tokens ({counts}): plan larger packs, or raise what "
+                f"packing.max_* says of them"
+            )
         numbered = [row._replace(position=place) for place, row in enumerate(kept)]
         return composed_steps(replace(self.spec, num_rows=len(kept)), self.cost, endless(numbered))
 
@@ -99,16 +120,18 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         return payload_bytes(features, job.dtype, tokens, patches)
 
     most = candidate.pack_tokens
-    patches = most * shape.projector.patches_per_token
-    largest = BLOCK_HEADER_BYTES + payload_bytes(features, job.dtype, most, patches)
+    packing = options.packing.model_copy(update={"max_tokens": most})
+    longest = packing.longest_row(options.max_seq_len)
+    pack_room = room_of(packing, longest, shape, cut, job.dtype)
     held = candidate.layout.packs_held
-    packs = backbone.packs + 2 if EXCHANGES[options.exchange].whole_steps else held
-    wanted = PackRoom(largest, largest).segment_bytes(consumers * packs)
+    step = options.step or StepSize(samples=job.step_samples)
+    packs = (step.packs or backbone.packs + 2) if EXCHANGES[options.exchange].whole_steps else held
+    wanted = pack_room.segment_bytes(consumers * packs)
     segment = options.segment_bytes or wanted
     if segment < wanted:
         raise PlanError(
-            f"a segment of the pool has {segment} bytes and {consumers * packs} packs with one full row of {most} "
-            f"tokens each need {wanted}: give more pool bytes, or fewer tokens a pack"
+            f"a segment of the pool has {segment} bytes and {consumers * packs} packs with one full row of "
+            f"{max(most, longest)} tokens each need {wanted}: give more pool bytes, or fewer tokens a pack"
         )
     room = min(producers, max(pool.node.devices for pool in cluster)) * segment
     notes = [f"pool: {segment / 2**30:.3g} GiB for each producer, {room / 2**30:.3g} GiB a node of producers"]
@@ -130,27 +153,23 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         save_every=options.save_every,
         save_seconds=options.save_seconds,
     )
-    spec = CompositionSpec(
-        num_rows=1,
-        step_samples=job.step_samples,
-        step_packs=None,
-        policy=options.composition,
-        max_tokens=most,
-        lookahead=options.lookahead,
-        num_consumers=consumers,
-        num_producers=producers,
-        producer_shards=shards,
-        trainable_encoder=trainable,
-        max_unit_patches=job.unit_patches[0],
-        max_pack_vision_bytes=largest,
-        horizon=None,
-        block_bytes=lambda tokens, patches: block_bytes(size(tokens, patches)),
-        sync=sync_of(candidate.layout),
+    spec = CompositionSpec.of(
+        packing,
+        options.composition,
+        step,
+        consumers=candidate.layout,
+        producers=Layout(producers // shards, shards),
         colocated=colocated,
+        trainable_encoder=trainable,
+        max_unit_patches=options.max_unit_patches or job.unit_patches[0],
+        max_pack_vision_bytes=pack_room.cap,
+        block_bytes=lambda tokens, patches: block_bytes(size(tokens, patches)),
+        num_rows=1,
+        horizon=None,
     )
-    cost = CostModel.from_shape(shape, frozen, cut, options.attention_efficiency)
+    cost = CostModel.from_shape(shape, frozen, cut, packing.attention_efficiency)
     peak = sum(count * cluster[pool].node.peak(job.dtype) for count, pool in devices) / system.num_devices
-    return Planned(system, spec, cost, timing, peak, tuple(notes))
+    return Planned(system, spec, cost, timing, longest, peak, tuple(notes))
 
 
 def _devices(choices: Sequence[Choice]) -> list[tuple[int, int]]:

@@ -188,3 +188,12 @@ def test_a_config_is_shown_as_it_would_run(tmp_path: Path) -> None:
         "colocated": False,
     }
     assert {name: found["composition"][name] for name in expected} == expected
+
+
+def test_ranks_of_a_colocated_config_have_producers_each(tmp_path: Path) -> None:
+    data = tmp_path / "out.json"
+    keys = ("--set", "mode=monolithic", "--set", "packing.max_images=9", "--packs", 2, "--steps", 2)
+    run(EXAMPLE / "emoji.yaml", "--ranks", 3, *keys, "--json", data)
+    rules = figures(data)["composition"]
+    assert (rules["num_consumers"], rules["num_producers"], rules["colocated"]) == (3, 3, True)
+    assert (rules["step_packs"], rules["step_samples"], rules["max_images"]) == (2, None, 9)

@@ -17,6 +17,7 @@ from flowtrain.allocator.problem import Question
 from flowtrain.allocator.solve import Problem, Solution
 from flowtrain.allocator.stats import assumed_stats
 from flowtrain.allocator.throughput import rates
+from flowtrain.config.schema import PackingConfig
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
 from flowtrain.shapes import read_shape
@@ -115,7 +116,9 @@ def test_costs_are_those_of_the_config() -> None:
     question = asked()
     problem, found = solved(question)
     plain, slow = (
-        planned(question, problem.job, found.choices, Options(attention_efficiency=share)).cost.coefficients()
+        planned(
+            question, problem.job, found.choices, Options(packing=PackingConfig(attention_efficiency=share))
+        ).cost.coefficients()
         for share in (1.0, 0.5)
     )
     assert slow["token_pair"] == pytest.approx(2 * plain["token_pair"], rel=1e-6)
