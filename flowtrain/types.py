@@ -8,7 +8,7 @@ Plain frozen data, no behaviour that depends on time, threads, torch or Ray (con
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Literal, NamedTuple, NewType
@@ -41,6 +41,16 @@ class Cut(StrEnum):
 
     AFTER_PROJECTOR = "after-projector"
     BEFORE_PROJECTOR = "before-projector"
+
+    @classmethod
+    def of(cls, frozen: Collection[Module]) -> Cut:
+        """Before a projector that trains on a frozen encoder: the flow stays one-way.
+
+        >>> Cut.of({Module.ENCODER}), Cut.of({Module.ENCODER, Module.PROJECTOR})
+        (<Cut.BEFORE_PROJECTOR: 'before-projector'>, <Cut.AFTER_PROJECTOR: 'after-projector'>)
+        """
+        before = Module.ENCODER in frozen and Module.PROJECTOR not in frozen
+        return cls.BEFORE_PROJECTOR if before else cls.AFTER_PROJECTOR
 
 
 class FeatureSpec(NamedTuple):

@@ -15,14 +15,14 @@ from flowtrain.allocator.load import Floats, Integers, ModuleLoad
 from flowtrain.allocator.stats import DataStats
 from flowtrain.flops import patch_flops
 from flowtrain.shapes import DTYPE_BYTES, EncoderShape, ModelShape
-from flowtrain.types import Module, Role
+from flowtrain.types import Cut, Module, Role
 
 
 def loads_of(
     shape: ModelShape, stats: DataStats, frozen: frozenset[Module], dtype: str, replayed: bool = False
 ) -> tuple[ModuleLoad, ...]:
     """The encoders that the data use, then the backbone. `replayed`: encoders run again before their backward."""
-    before = Module.ENCODER in frozen and Module.PROJECTOR not in frozen
+    before = Cut.of(frozen) is Cut.BEFORE_PROJECTOR
     found = []
     carried = 0.0
     for encoder in shape.encoders:

@@ -73,9 +73,9 @@ class PackRoom:
         return segment
 
 
-def packs_together(backbone: Layout) -> int:
-    """Packs whose features may all lie in one producer's segment."""
-    return backbone.dp_degree * backbone.packs_held
+def packs_together(backbone: Layout, slots: int = 0) -> int:
+    """Packs whose features may all lie in one producer's segment; `slots`: of a step, where it lies there whole."""
+    return backbone.dp_degree * max(backbone.packs_held, slots)
 
 
 def packs_received(backbone: Layout) -> int:

@@ -350,9 +350,8 @@ class Config(Section):
 
     @property
     def cut(self) -> Cut:
-        """Where the model is cut (C4): before a projector that trains on a frozen encoder: the flow stays one-way."""
-        before = Module.ENCODER in self.frozen and Module.PROJECTOR not in self.frozen
-        return Cut.BEFORE_PROJECTOR if before else Cut.AFTER_PROJECTOR
+        """Where the model is cut (C4)."""
+        return Cut.of(self.frozen)
 
     @property
     def producer_modules(self) -> frozenset[Module]:

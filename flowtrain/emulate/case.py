@@ -19,7 +19,7 @@ from flowtrain.allocator.hardware import NodePool, node_type
 from flowtrain.allocator.policies import POLICIES
 from flowtrain.allocator.problem import Question
 from flowtrain.allocator.refuse import refusal
-from flowtrain.allocator.room import pack_room, to_pages
+from flowtrain.allocator.room import pack_room, packs_together, to_pages
 from flowtrain.allocator.solve import Choice, Solution
 from flowtrain.allocator.stats import TRAINED_SHARE, DataStats, read_stats
 from flowtrain.config.modes import MODES, ModeName
@@ -29,10 +29,10 @@ from flowtrain.errors import PlanError
 from flowtrain.plan import Layout, layout_text
 from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.shapes import ModelShape, read_shape
-from flowtrain.simulator.planned import cut_of, with_patches
+from flowtrain.simulator.planned import with_patches
 from flowtrain.sizes import read_trace, row_sizes
 from flowtrain.telemetry.files import write_atomic
-from flowtrain.types import Module, Role, SampleMeta
+from flowtrain.types import Cut, Module, Role, SampleMeta
 
 BYTE_SCALE = 1 / 64
 ROWS = 4096
@@ -117,7 +117,7 @@ class Case:
         seed: int = 0,
     ) -> Emulation:
         job = self.question("disaggregated").problem().job
-        cut = cut_of(self.frozen)
+        cut = Cut.of(self.frozen)
         return Emulation(
             str(self.model.absolute()),
             self.device,
@@ -177,10 +177,8 @@ SIDES = (Role.PRODUCER, Role.CONSUMER)
 def pool_bytes(config: Config, emulation: Emulation) -> int:
     """Segments that each hold a slot of full packs, as launch asks for; with whole steps in the pool, all of a step."""
     layout = emulation.layout(Role.CONSUMER)
-    slots = layout.packs_held
-    if EXCHANGES[config.exchange].whole_steps:
-        slots = max(slots, emulation.backbone.packs + 2)
-    segment = to_pages(pack_room(config, emulation.shape).segment_bytes(layout.dp_degree * slots))
+    slots = emulation.backbone.packs + 2 if EXCHANGES[config.exchange].whole_steps else 0
+    segment = to_pages(pack_room(config, emulation.shape).segment_bytes(packs_together(layout, slots)))
     owners = emulation.layout(Role.PRODUCER).dp_degree
     if config.allocation.replan == "auto":
         owners = config.allocation.max_producers or 2 * owners

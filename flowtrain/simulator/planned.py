@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 
 from flowtrain.allocator.problem import Question
-from flowtrain.allocator.room import room_of
+from flowtrain.allocator.room import packs_together, room_of
 from flowtrain.allocator.solve import Choice
 from flowtrain.allocator.throughput import Job
 from flowtrain.config.schema import PackingConfig, StepSize
@@ -28,7 +28,7 @@ from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.shapes import EncoderShape, ModelShape, payload_bytes
 from flowtrain.simulator.device_timing import DeviceTiming
 from flowtrain.simulator.system import Control, System
-from flowtrain.types import Cut, ImageMeta, Module, SampleMeta, Step
+from flowtrain.types import Cut, ImageMeta, SampleMeta, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,12 +86,6 @@ class Planned:
         return composed_steps(replace(self.spec, num_rows=len(kept)), self.cost, endless(numbered))
 
 
-def cut_of(frozen: frozenset[Module]) -> Cut:
-    """Where the model is cut (contract C4)."""
-    before = Module.ENCODER in frozen and Module.PROJECTOR not in frozen
-    return Cut.BEFORE_PROJECTOR if before else Cut.AFTER_PROJECTOR
-
-
 def planned(question: Question, job: Job, choices: Sequence[Choice], options: Options) -> Planned:
     """The simulation of these modules on the question's cluster.
 
@@ -99,7 +93,7 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         PlanError: the pool is too small, nothing trains, or the plan has more than one encoder.
     """
     shape, frozen, cluster = question.shape, question.frozen, question.cluster
-    cut = cut_of(frozen)
+    cut = Cut.of(frozen)
     timing = DeviceTiming.of_choices(choices, cluster, job, shape, cut)
     backbone = timing.backbone.choice
     encoder = timing.encoder.choice if timing.encoder is not None else None
@@ -125,12 +119,13 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
     pack_room = room_of(packing, longest, shape, cut, job.dtype)
     held = candidate.layout.packs_held
     step = options.step or StepSize(samples=job.step_samples)
-    packs = (step.packs or backbone.packs + 2) if EXCHANGES[options.exchange].whole_steps else held
-    wanted = pack_room.segment_bytes(consumers * packs)
+    slots = (step.packs or backbone.packs + 2) if EXCHANGES[options.exchange].whole_steps else 0
+    packs = packs_together(candidate.layout, slots)
+    wanted = pack_room.segment_bytes(packs)
     segment = options.segment_bytes or wanted
     if segment < wanted:
         raise PlanError(
-            f"a segment of the pool has {segment} bytes and {consumers * packs} packs with one full row of "
+            f"a segment of the pool has {segment} bytes and {packs} packs with one full row of "
             f"{max(most, longest)} tokens each need {wanted}: give more pool bytes, or fewer tokens a pack"
         )
     room = min(producers, max(pool.node.devices for pool in cluster)) * segment

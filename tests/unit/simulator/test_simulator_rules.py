@@ -128,6 +128,16 @@ def test_rows_that_a_run_would_skip_are_told(scan: Path) -> None:
     assert max(len(sample.images) for step in steps for sample in step.samples) == 4
 
 
+@pytest.mark.parametrize("size", ["samples", "packs"])
+def test_whole_steps_have_room_in_a_segment(scan: Path, size: str) -> None:
+    """`barrier_step` keeps all packs of a step in the pool."""
+    sizes = [
+        simulated(scan, (f"pool.exchange={exchange}", f"train.step={{{size}: 6}}"))[0].planned.system.segment_bytes
+        for exchange in ("pool", "barrier_step")
+    ]
+    assert sizes[1] >= 2 * sizes[0]
+
+
 def test_a_long_row_stops_where_it_would_stop_a_run(scan: Path) -> None:
     with pytest.raises(DataError, match=r"rows have more than 200 tokens, the first is row-\d+ with \d+, and a run"):
         simulated(scan, ("packing.max_tokens=200", "packing.on_long_row=error"))
