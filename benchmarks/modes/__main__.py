@@ -1,7 +1,7 @@
 """`python -m benchmarks.modes JOB --json FILE`: makes the job, runs `flowtrain bench`, says whether the ratios hold.
 
-Loads that should be equal are made so on the machine at hand: short runs of `flow` before the first round say how deep
-the vision tower has to be. With `--add` the rounds are put behind those that FILE holds, so that a long measurement can
+Loads are made what the job says on the machine at hand: short runs of `flow` before the first round say how deep the
+vision tower has to be. With `--add` the rounds are put behind those that FILE holds, so that a long measurement can
 be made in pieces. With `--against FILE` the ratios are compared with those of an earlier record, on the model of that
 record, and the exit code is 1 when one is more than `--tolerance` lower.
 """
@@ -12,6 +12,7 @@ import argparse
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.modes.make import JOBS, make_job
@@ -24,35 +25,34 @@ MODES = {
 }
 """By the loads of the job: of uneven ones, what the allocator may choose and what it does."""
 
-TIMEOUT_SECONDS = 900
-EVEN = (0.95, 1.0)
-"""Producers' load by the consumers' that counts as equal. Decode and preparation come on top of it, which is why an
+TIMEOUT_SECONDS = 1800
+LOADS = {"1:1": (0.95, 0.98), "1:3": (0.31, 0.35)}
+"""Producers' load by the consumers' that counts as such. Decode and preparation come on top of it, which is why an
 allocation, too, leaves its producers some headroom."""
 MOST_ATTEMPTS = 3
 
 
-def measure(options: argparse.Namespace, vision_layers: int, modes: str) -> Record:
+def measure(options: argparse.Namespace, layers: int, modes: Sequence[str]) -> Record:
     """One round of the variants in `modes`."""
-    path = make_job(options.job, options.out, vision_layers)
+    path = make_job(options.job, options.out, layers)
     made = options.out / f"{options.job}.json"
-    command = [sys.executable, "-m", "flowtrain.cli.main", "bench", str(path), "--modes", modes]
+    command = [sys.executable, "-m", "flowtrain.cli.main", "bench", str(path), "--modes", ",".join(modes)]
     command += ["--rounds", "1", "--steps", str(options.steps), "--warmup", str(options.warmup), "--json", str(made)]
     subprocess.run(command, check=True, timeout=TIMEOUT_SECONDS)
     record = as_record(options.job, json.loads(made.read_text(encoding="utf-8")), environment())
-    record["settings"]["vision_layers"] = vision_layers
+    record["settings"]["vision_layers"] = layers
     return record
 
 
-def even_layers(options: argparse.Namespace) -> int:
-    """Layers of the vision tower with which the loads of a 1:1 job are even here; of another job, its own."""
+def vision_layers(options: argparse.Namespace) -> int:
+    """Layers of the vision tower with which the loads are here what the job says."""
     layers = JOBS[options.job].size.vision_layers
-    if JOBS[options.job].loads != "1:1":
-        return layers
+    least, most = LOADS[JOBS[options.job].loads]
     for _ in range(MOST_ATTEMPTS):
-        ratio = load_ratio(measure(options, layers, "flow"))
+        ratio = load_ratio(measure(options, layers, ["flow"]))
         print(f"{layers} vision layers: load of producers / consumers {ratio:.3f}", flush=True)
-        deeper = max(1, round(layers * sum(EVEN) / 2 / ratio))
-        if EVEN[0] <= ratio <= EVEN[1] or deeper == layers:
+        deeper = max(1, round(layers * (least + most) / 2 / ratio))
+        if least <= ratio <= most or deeper == layers:
             break
         layers = deeper
     return layers
@@ -83,8 +83,8 @@ def main() -> None:
     parser.add_argument("job", choices=sorted(JOBS))
     parser.add_argument("--modes", help="default: those that the job is for")
     parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--steps", type=int, default=8, help="of each run, warm-up included")
-    parser.add_argument("--warmup", type=int, default=3)
+    parser.add_argument("--steps", type=int, help="of each run, warm-up included; default: the job's")
+    parser.add_argument("--warmup", type=int, help="steps that are not measured; default: the job's")
     parser.add_argument("--out", type=Path, default=Path("runs/modes"), help="folder of the jobs and runs")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--add", action="store_true", help="put the rounds behind those of the file")
@@ -92,16 +92,20 @@ def main() -> None:
     parser.add_argument("--tolerance", type=float, default=0.1)
     parser.add_argument("--check", action="store_true", help="exit with 1 when a limit is not kept")
     options = parser.parse_args()
-    modes = options.modes or MODES[JOBS[options.job].loads]
+    job = JOBS[options.job]
+    modes = (options.modes or MODES[job.loads]).split(",")
+    options.steps = job.steps if options.steps is None else options.steps
+    options.warmup = job.warmup if options.warmup is None else options.warmup
     record, baseline = None, None
     if options.add and options.json is not None and options.json.exists():
         record = read_record(options.json)
     if options.against is not None:
         baseline = read_record(options.against)
     like = record or baseline
-    layers = even_layers(options) if like is None else like["settings"]["vision_layers"]
+    layers = vision_layers(options) if like is None else like["settings"]["vision_layers"]
     for _ in range(options.rounds):
-        made = measure(options, layers, modes)
+        begin = 0 if record is None else len(record["limits"]) % len(modes)  # each round begins with another one
+        made = measure(options, layers, (*modes[begin:], *modes[:begin]))
         record = made if record is None else joined(record, made)
         if options.json:
             found = [check.to_dict() for check in checks(record)]

@@ -38,11 +38,14 @@ packing: {{max_tokens: 768, lookahead: 1}}
 
 @dataclass(frozen=True)
 class Job:
-    """`loads`: device-seconds of producer and consumer modules to each other, as they are meant to be."""
+    """`loads`: device-seconds of producer and consumer modules to each other, as they are meant to be. `steps` of a run,
+    of which `warmup` are not measured: the reserve of a frozen encoder grows only as fast as the loads differ."""
 
     size: Size
     freeze: tuple[str, ...]
     loads: str
+    steps: int
+    warmup: int
 
 
 def _size(vision_layers: int, text_layers: int) -> Size:
@@ -52,9 +55,9 @@ def _size(vision_layers: int, text_layers: int) -> Size:
 
 
 JOBS = {
-    "even-frozen": Job(_size(20, 3), ("encoder",), "1:1"),
-    "even-trainable": Job(_size(8, 6), (), "1:1"),
-    "uneven-frozen": Job(_size(3, 3), ("encoder",), "1:3"),
+    "even-frozen": Job(_size(24, 3), ("encoder",), "1:1", steps=10, warmup=4),
+    "even-trainable": Job(_size(8, 6), (), "1:1", steps=6, warmup=2),
+    "uneven-frozen": Job(_size(8, 3), ("encoder",), "1:3", steps=8, warmup=3),
 }
 
 
