@@ -7,8 +7,8 @@ own (`CALIBRATION`; two producers where the sum of their gradients is to be know
 sizes of packs, exchanges and layouts (`JUDGED`) by samples/s of the middle step behind a warm-up, and nothing of them
 is used before all predictions of the cycle are written. The pace of a shared machine drifts within minutes, so cycles
 are short, each begins its judged runs with another one, and the median of the signed errors of its cycles counts for
-each judged run: pace that goes up as often as down goes out of it, a fault of the simulator stays. `drift %` is how much
-longer than by the calibration the judged run's own packs took, and `without drift %` the error once that factor is
+each judged run: pace that goes up as often as down goes out of it, a fault of the simulator stays. `drift %` is how
+much longer than by the calibration the judged run's own packs took, and `without drift %` the error once that factor is
 taken away: what is left is the simulator's own.
 
 `--emulated FILE`: the rows of a record of `python -m benchmarks.emulated` are judged, too: what the simulator told for

@@ -38,8 +38,8 @@ packing: {{max_tokens: 768, lookahead: 1}}
 
 @dataclass(frozen=True)
 class Job:
-    """`loads`: device-seconds of producer and consumer modules to each other, as they are meant to be. `steps` of a run,
-    of which `warmup` are not measured: the reserve of a frozen encoder grows only as fast as the loads differ."""
+    """`loads`: device-seconds of producer and consumer modules to each other, as they are meant to be. `steps` of a
+    run, of which `warmup` are not measured: the reserve of a frozen encoder grows only as fast as the loads differ."""
 
     size: Size
     freeze: tuple[str, ...]

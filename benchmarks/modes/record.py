@@ -36,8 +36,8 @@ def as_record(job: str, bench: Mapping[str, Any], environment: Mapping[str, Any]
 
 
 def joined(before: Record, new: Record) -> Record:
-    """Both, in the order of the first one; machine and settings are those of the newer one, which must be of the same job
-    and variants."""
+    """Both, in the order of the first one; machine and settings are those of the newer one, which must be of the same
+    job and variants."""
     assert before["job"] == new["job"], f"{before['job']} and {new['job']}"
     assert before["runs"].keys() == new["runs"].keys(), f"{[*before['runs']]} and {[*new['runs']]}"
     both = {key: {name: [*values, *new[key][name]] for name, values in before[key].items()} for key in BY_ROUND}
