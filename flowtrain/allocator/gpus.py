@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from flowtrain.telemetry.nvml import NO_DEVICE, NOT_INSTALLED, reason
+
+HIDDEN = "CUDA_VISIBLE_DEVICES hides every GPU"
+
 _MASK_WORDS = 16
 """Of 64 NUMA nodes each."""
 
@@ -27,20 +31,20 @@ def local_gpus() -> tuple[tuple[Gpu, ...], str | None]:
     try:
         import pynvml
     except ImportError:
-        return (), "nvidia-ml-py is not installed"
+        return (), NOT_INSTALLED
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
-        return (), f"NVML does not start: {error}"
+        return (), reason(pynvml, error)
     try:
         handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(int(pynvml.nvmlDeviceGetCount()))]
         identities = [_text(pynvml.nvmlDeviceGetUUID(handle)) for handle in handles]
         shown = visible(os.environ.get("CUDA_VISIBLE_DEVICES"), identities)
         if not shown:
-            return (), "CUDA_VISIBLE_DEVICES hides every GPU" if handles else "NVML lists no GPU"
+            return (), HIDDEN if handles else NO_DEVICE
         return tuple(_gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(identity)) for identity in shown), None
     except pynvml.NVMLError as error:
-        return (), f"NVML does not answer: {error}"
+        return (), reason(pynvml, error)
     finally:
         pynvml.nvmlShutdown()
 

@@ -92,6 +92,8 @@ def _print(nodes: list[NodeFacts], pairs: list[PairFacts], found: list[Finding])
     from rich.console import Console
     from rich.table import Table
 
+    from flowtrain.runtime.checkup import NO_GPU
+
     console = Console(width=None if os.isatty(1) else 140, highlight=False, markup=False)
     table = Table(title="nodes", title_justify="left")
     for name in ("node", "address", "host", "Python", "torch", "Ray", "transformers", "GPUs"):
@@ -123,6 +125,9 @@ def _print(nodes: list[NodeFacts], pairs: list[PairFacts], found: list[Finding])
             speeds = [f"{speed:.2f}" if (speed := pair.gigabytes_per_second.get(n)) else "fails" for n in names]
             table.add_row(str(pair.owner), str(pair.reader), "open" if pair.refused is None else "closed", *speeds)
         console.print(table)
+    for reason in NO_GPU:
+        if numbers := ", ".join(str(node.number) for node in nodes if not node.gpus and node.gpu_reason == reason):
+            typer.echo(f"no GPU on node {numbers}: {reason}")
     for finding in found:
         typer.echo(str(finding))
 

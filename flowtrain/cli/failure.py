@@ -3,6 +3,7 @@
 | what | exit code | traceback |
 |---|---|---|
 | `FlowTrainError`: understood, about config, data, plan or a process | its own | with `--debug` |
+| a path that this user may not use (`PermissionError`) | 2 | with `--debug` |
 | anything else: our bug | 1 | in a file that the line names; on stderr with `--debug` |
 
 As a job of a cluster a command is read by its log alone: there one record of how it ended goes in front of the line.
@@ -22,7 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from flowtrain.errors import EXIT_BUG, FlowTrainError, Interrupted, Terminated
+from flowtrain.errors import EXIT_BUG, ConfigError, FlowTrainError, Interrupted, Terminated
 
 JOB = "FLOWTRAIN_JOB"
 """Set in the environment of a command that was submitted as a job."""
@@ -53,6 +54,9 @@ def report(error: BaseException) -> int:
     """Print the last line for `error` and return the exit code; never raises."""
     if debug.get():
         traceback.print_exception(error, file=sys.stderr)
+    if isinstance(error, PermissionError) and error.filename is not None:
+        where = os.fsdecode(error.filename)
+        error = ConfigError(f"{where}: {error.strerror}; give a path that you may use, or change its rights")
     if isinstance(error, FlowTrainError):
         last_line(str(error), error.exit_code)
         return error.exit_code

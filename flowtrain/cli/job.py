@@ -210,9 +210,14 @@ class JobLog:
         if self.end is not None:
             return ""
         before, mark, record = line.partition(JOB_END)
-        if mark:
-            self.end = json.loads(record)
-        return "" if mark and not before else f"{before}\n"
+        if not mark:
+            return f"{line}\n"
+        try:
+            end = json.loads(record)
+            self.end = {"exit": int(end["exit"]), "line": end["line"], "result": end["result"]}
+        except (ValueError, KeyError, TypeError):  # torn, or words of another program that are like it
+            return f"{line}\n"
+        return f"{before}\n" if before else ""
 
 
 def _guessed(job: Job) -> dict[str, Any]:

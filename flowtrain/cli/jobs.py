@@ -81,7 +81,8 @@ def _jobs(address: str | None) -> Jobs:
 
     address = address or os.environ.get("RAY_ADDRESS")
     if not is_dashboard(address):
-        raise ConfigError(f"--address {address or ''}: give the dashboard of a Ray cluster, such as http://head:8265")
+        given = f"{address} is no dashboard" if address else "there is no address"
+        raise ConfigError(f"{given}: give the URL of a cluster's dashboard, --address http://HEAD:8265, or RAY_ADDRESS")
     from flowtrain.runtime.jobs import Jobs
 
     assert address is not None

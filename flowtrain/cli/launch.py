@@ -82,6 +82,12 @@ def launch(
         load_config(path, given)  # tells what is missing beside what is wrong
         raise
     if as_job(config) and not dry_run:
+        if dashboard:
+            raise ConfigError(
+                "--dashboard is for a run on this machine: of a job, `flowtrain dashboard RUN_DIR` where its run.dir is"
+            )
+        if no_wait and json_file is not None:
+            raise ConfigError("--json is written when a job ends, and --no-wait does not wait: leave one of them out")
         raise typer.Exit(_as_job(config, resume, replay, plan_file, no_wait, env or [], json_file))
     if no_wait or env:
         raise ConfigError("--no-wait and --env are for a job: give the dashboard of a cluster (--address URL)")

@@ -74,8 +74,11 @@ def read_state(folder: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{folder} is not a complete checkpoint ({COMPLETE} is missing or files differ): choose another"
         )
-    state: dict[str, Any] = json.loads((folder / STATE).read_text())
-    return state
+    try:
+        state = json.loads((folder / STATE).read_text())
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"{folder / STATE} cannot be read ({error}): resume from another checkpoint") from error
+    return dict(state)
 
 
 @dataclass(slots=True)

@@ -25,8 +25,10 @@ from typing import Literal
 
 import flowtrain
 from flowtrain.allocator import local_inventory
+from flowtrain.allocator.gpus import HIDDEN
 from flowtrain.pool import numa
 from flowtrain.runtime.nodes import Sight
+from flowtrain.telemetry.nvml import NO_DEVICE, REASONS
 
 PACKAGES = ("torch", "ray", "transformers", "nixl-cu13", "nixl-cu12")
 NODE_FILES = 1024
@@ -36,6 +38,9 @@ STORE_BYTES = 96 * 2**20
 """Of /dev/shm, which Ray's object store takes for token ids at least."""
 
 CLOCK_SECONDS = 0.5
+NO_GPU = (REASONS["NVML_ERROR_LIBRARY_NOT_FOUND"], NO_DEVICE, HIDDEN)
+"""Why a machine may have none with nothing to mend."""
+
 UNLIMITED = resource.RLIM_INFINITY
 
 
@@ -209,6 +214,8 @@ def _gpus(nodes: Sequence[NodeFacts]) -> Iterable[Finding]:
             what = f"Ray was started with {node.told_gpus:g} GPUs and NVML lists {len(node.gpus)}"
             what += f" ({node.gpu_reason})" if node.gpu_reason and not node.gpus else ""
             yield Finding("wrong", "GPUs", node.where, what, "start its Ray anew without --num-gpus")
+        elif node.gpu_reason not in (None, *NO_GPU):
+            yield Finding("slow", "GPUs", node.where, f"none can be used: {node.gpu_reason}", "mend its driver")
         if len(node.gpus) > 1 and not any(links for _, _, links in node.gpus):
             what = f"its {len(node.gpus)} GPUs have no NVLink to each other"
             yield Finding("slow", "NVLink", node.where, what, "prefer copies and FSDP to tensor parallel on it")

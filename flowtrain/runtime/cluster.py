@@ -143,7 +143,7 @@ class Cluster:
 
     def _refusal(self) -> str:
         if self.config.address is not None:
-            hint = "check that a Ray cluster runs there, and its token (RAY_AUTH_TOKEN), or leave it out"
+            hint = "check that a Ray head listens there (a dashboard's address is http://HOST:PORT), and RAY_AUTH_TOKEN"
             return f"cluster.address: {self.config.address} cannot be joined; {hint}"
         return "Ray did not start on this machine, which may be too busy or out of memory; try again"
 

@@ -22,6 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urldefrag
 
 import requests
 from ray.exceptions import AuthenticationError
@@ -74,10 +75,10 @@ class _Client(JobSubmissionClient):
 
 
 class Jobs:
-    """`address`: URL of a dashboard, such as http://head:8265."""
+    """`address`: URL of a dashboard, such as http://head:8265; a page of it (`/#/jobs`) is as good."""
 
     def __init__(self, address: str) -> None:
-        self.address = address
+        self.address = address = urldefrag(address).url.rstrip("/")
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
         token = cluster_token()
@@ -215,6 +216,11 @@ class Jobs:
                 f"cluster.address: no Ray dashboard answers at {self.address} within {CALL_SECONDS:g} s: check that "
                 f"the cluster runs and its dashboard listens for others (ray start --head --dashboard-host=0.0.0.0)"
             ) from error
+        except (KeyError, TypeError) as error:
+            raise PlanError(
+                f"cluster.address: what answers at {self.address} is no Ray dashboard: give the URL that "
+                f"`ray start --head` has printed"
+            ) from error
         except (RuntimeError, ValueError) as error:
             text = " ".join(str(error).split())
             if job_id is not None and ("404" in text or "does not exist" in text):
@@ -228,15 +234,22 @@ class Jobs:
 def cluster_token() -> str | None:
     """The token of the cluster as Ray looks for it: RAY_AUTH_TOKEN, RAY_AUTH_TOKEN_PATH, ~/.ray/auth_token."""
     if token := os.environ.get("RAY_AUTH_TOKEN", "").strip():
-        return token
+        return _sendable(token, "RAY_AUTH_TOKEN")
     given = os.environ.get("RAY_AUTH_TOKEN_PATH")
     file = Path(given).expanduser() if given else Path.home() / ".ray" / "auth_token"
     try:
-        return file.read_text(encoding="utf-8").strip() or None
+        return _sendable(file.read_text(encoding="utf-8", errors="replace").strip(), str(file)) or None
     except OSError as error:
         if given:
             raise ConfigError(f"RAY_AUTH_TOKEN_PATH: {file} cannot be read: {error.strerror}") from error
         return None
+
+
+def _sendable(token: str, where: str) -> str:
+    """The token, which travels in a header of HTTP."""
+    if not all("!" <= letter <= "~" for letter in token):
+        raise ConfigError(f"{where} holds no token: give what `ray get-auth-token` prints, one line without spaces")
+    return token
 
 
 def _job(info: Any) -> Job:

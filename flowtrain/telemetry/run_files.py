@@ -93,14 +93,15 @@ def _drop_after(path: Path, step: int) -> None:
     """Keep the records up to `step`; a line torn by a kill can only be the last one."""
     if not path.exists():
         return
-    lines = path.read_text(encoding="utf-8").split("\n")
+    lines = path.read_bytes().split(b"\n")
     kept = []
-    for number, line in enumerate(lines, start=1):
-        if not line:
+    for number, stored in enumerate(lines, start=1):
+        if not stored:
             continue
         try:
+            line = stored.decode()
             record_step = int(json.loads(line)["step"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as error:
             if number == len(lines):
                 continue
             raise ConfigError(f"{path}:{number} is not a record with a step: repair or remove the file") from error

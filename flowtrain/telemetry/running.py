@@ -16,6 +16,6 @@ def live_holder(file: Path) -> int | None:
         content = json.loads(file.read_text())
         process = psutil.Process(content["pid"])
         alive = abs(process.create_time() - content["started"]) < 1.0 and process.status() != psutil.STATUS_ZOMBIE
-    except (OSError, ValueError, KeyError, TypeError, psutil.Error):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError, psutil.Error):
         return None
     return process.pid if alive else None

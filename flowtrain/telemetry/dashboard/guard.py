@@ -69,7 +69,9 @@ def guard(host: str, token: str | None) -> Callable[..., Awaitable[web.StreamRes
     """A middleware for a server on `host`; `token`: None where everybody who reaches it may look."""
 
     def knows(given: str | None) -> bool:
-        return token is None or (given is not None and hmac.compare_digest(given.encode(), token.encode()))
+        return token is None or (
+            given is not None and hmac.compare_digest(given.encode(errors="replace"), token.encode())
+        )
 
     @web.middleware
     async def check(request: web.Request, **named: Answer) -> web.StreamResponse:
@@ -78,7 +80,7 @@ def guard(host: str, token: str | None) -> Callable[..., Awaitable[web.StreamRes
             return refused(421, "this name is not one of the machine's: use its address, or localhost through ssh -L")
         by_link = request.query.get("token")
         if token is not None and by_link is not None and knows(by_link):
-            moved = web.Response(status=303, headers={"Location": request.path, **HEADERS})
+            moved = web.Response(status=303, headers={"Location": "/", **HEADERS})
             moved.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
             return moved
         if not knows(request.cookies.get(COOKIE)):

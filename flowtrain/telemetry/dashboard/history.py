@@ -30,6 +30,7 @@ class Series:
 
     def put(self, bucket: int, value: float) -> None:
         """`value` of a step of this bucket, which is the last one or a new one behind it."""
+        value = float(value)  # OverflowError before anything is changed
         missing = bucket - len(self.last)
         if missing < 0:
             if value < self.least[bucket] or self.least[bucket] != self.least[bucket]:
@@ -115,7 +116,10 @@ class History:
                     if name == "step":
                         continue
                     known = series[name] = Series()
-                known.put(bucket, value)
+                try:
+                    known.put(bucket, value)
+                except OverflowError:
+                    continue  # no double holds it: as if it were not there
             elif value is None and name not in series:
                 series[name] = Series()
         self.latest = dict(record)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
@@ -10,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
 
 from flowtrain.errors import PlanError
 from flowtrain.telemetry.dashboard.guard import is_loopback, new_token
@@ -52,7 +54,7 @@ def _run(
     started: Future[tuple[int, asyncio.Event, asyncio.AbstractEventLoop]],
 ) -> None:
     async def serve() -> None:
-        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.2)
+        runner = web.AppRunner(app, access_log=None, logger=_log(), handler_cancellation=True, shutdown_timeout=0.2)
         await runner.setup()
         try:
             await web.TCPSite(runner, host, port).start()
@@ -70,3 +72,14 @@ def _run(
         if started.done():
             raise
         started.set_exception(error)
+
+
+def _log() -> logging.Logger:
+    """Of the server, on the terminal of the run: what is no HTTP is answered with 400 and is no news there."""
+    log = logging.getLogger(__name__)
+    log.addFilter(_is_news)
+    return log
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    return record.exc_info is None or not isinstance(record.exc_info[1], HttpProcessingError)

@@ -10,6 +10,7 @@ from typing import Any
 import yaml
 
 from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
+from flowtrain.telemetry.dashboard.foreign import mapping, number, sequence, single, text
 from flowtrain.telemetry.fatal import ERROR_FILE
 from flowtrain.telemetry.run_files import SUMMARY_FILE
 from flowtrain.telemetry.running import LOCK_FILE, live_holder
@@ -35,9 +36,9 @@ class SmallFiles:
             stamp = status.st_ino, status.st_mtime_ns, status.st_size
             if name not in self._known or self._known[name][0] != stamp:
                 parse: Callable[[str], Any] = json.loads if path.suffix == ".json" else yaml.safe_load
-                text = path.read_text(encoding="utf-8") if status.st_size <= MOST_BYTES else "null"
-                self._known[name] = stamp, parse(text)
-        except (OSError, ValueError, yaml.YAMLError):
+                content = path.read_text(encoding="utf-8") if status.st_size <= MOST_BYTES else "null"
+                self._known[name] = stamp, parse(content)
+        except (OSError, ValueError, RecursionError, yaml.YAMLError):
             return None
         return self._known[name][1]
 
@@ -47,11 +48,6 @@ class SmallFiles:
             return (self._root / name).stat().st_mtime
         except OSError:
             return 0.0
-
-
-def mapping(value: Any) -> dict[str, Any]:
-    """`value` where it is a mapping, else an empty one: a file may be anything."""
-    return value if isinstance(value, dict) else {}
 
 
 def phase_of(root: Path, files: SmallFiles, num_steps: int) -> dict[str, Any]:
@@ -68,17 +64,17 @@ def phase_of(root: Path, files: SmallFiles, num_steps: int) -> dict[str, Any]:
         told = "The run left no word of its end: it was killed, or runs on another machine."
         return {"phase": "lost", "exit_code": None, "line": told}
     phase = "done" if code == 0 else "stopped" if code in STOPPED else "failed"
-    return {"phase": phase, "exit_code": code, "line": str(line) if line and code else None}
+    return {"phase": phase, "exit_code": code, "line": text(line) if line and code else None}
 
 
 def total_steps(config: dict[str, Any], composition: dict[str, Any]) -> int | None:
     """What the run aims at; by epochs it is known once composition has told how many rows there are."""
     train = mapping(config.get("train"))
     if isinstance(train.get("max_steps"), int):
-        return int(train["max_steps"])
+        return int(number(train["max_steps"]))
     rows, samples, epochs = composition.get("num_rows"), composition.get("step_samples"), train.get("epochs")
     if isinstance(rows, int) and isinstance(samples, int) and samples > 0 and isinstance(epochs, int):
-        return max(1, rows * epochs // samples)
+        return int(max(1, number(rows) * number(epochs) // samples))
     return None
 
 
@@ -87,34 +83,34 @@ def plan_of(plan: dict[str, Any], placed: Any) -> dict[str, Any]:
     sides, nodes = [], dict[str, list[str]]()
     for side in ("producers", "consumers"):
         about = mapping(plan.get(side))
-        listed = about.get("ranks")
-        ranks = [mapping(rank) for rank in (listed if isinstance(listed, list) else ())]
+        ranks = [mapping(rank) for rank in sequence(about.get("ranks"))]
         for rank in ranks:
-            nodes.setdefault(str(rank.get("node", 0)), [])
+            nodes.setdefault(text(rank.get("node", 0)), [])
         sides.append(
             {
                 "role": side,
-                "layout": str(about.get("layout", "")),
+                "layout": text(about.get("layout")),
                 "ranks": len(ranks),
-                "devices": sorted({str(rank.get("device", "")) for rank in ranks}),
-                "threads": sorted({str(rank.get("threads", "")) for rank in ranks}),
-                "nodes": sorted({str(rank.get("node", 0)) for rank in ranks}),
+                "devices": sorted({text(rank.get("device")) for rank in ranks}),
+                "threads": sorted({text(rank.get("threads")) for rank in ranks}),
+                "nodes": sorted({text(rank.get("node", 0)) for rank in ranks}),
             }
         )
         for node in nodes:
-            here = [number for number, rank in enumerate(ranks) if str(rank.get("node", 0)) == node]
+            here = [index for index, rank in enumerate(ranks) if text(rank.get("node", 0)) == node]
             if here:
                 nodes[node].append(f"{side[:-1]} {_ranges(here)}")
     if isinstance(placed, list) and placed:
         nodes = {}
         for row in map(mapping, placed):
-            where = f"{row.get('node', '?')} ({row['address']})" if row.get("address") else str(row.get("node", "?"))
-            nodes.setdefault(where, []).append(f"{row.get('role', '?')} {row.get('ranks', '')}".strip())
+            where, address = text(row.get("node", "?")), text(row.get("address"))
+            where = f"{where} ({address})" if address else where
+            nodes.setdefault(where, []).append(f"{text(row.get('role', '?'))} {text(row.get('ranks'))}".strip())
     return {
-        "placement": plan.get("placement"),
-        "cpus": plan.get("cpus"),
-        "readers": plan.get("readers"),
-        "pool_bytes": plan.get("pool_bytes"),
+        "placement": single(plan.get("placement")),
+        "cpus": single(plan.get("cpus")),
+        "readers": single(plan.get("readers")),
+        "pool_bytes": single(plan.get("pool_bytes")),
         "sides": sides if plan else [],
         "nodes": [{"node": node, "who": who} for node, who in nodes.items()],
     }
@@ -123,9 +119,9 @@ def plan_of(plan: dict[str, Any], placed: Any) -> dict[str, Any]:
 def _ranges(numbers: list[int]) -> str:
     """`0-3, 6` of ascending numbers."""
     parts: list[list[int]] = []
-    for number in numbers:
-        if parts and number == parts[-1][-1] + 1:
-            parts[-1][1:] = [number]
+    for one in numbers:
+        if parts and one == parts[-1][-1] + 1:
+            parts[-1][1:] = [one]
         else:
-            parts.append([number])
+            parts.append([one])
     return ", ".join("-".join(map(str, part)) for part in parts)

@@ -6,11 +6,11 @@ between two orders of a process is waiting.
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from pathlib import Path
 from typing import Any
 
+from flowtrain.telemetry.dashboard.foreign import parsed
 from flowtrain.telemetry.dashboard.tail import Tail
 from flowtrain.telemetry.timeline import ORDER_WORK, SIDES, Piece, flat
 from flowtrain.telemetry.trace import CONTROLLER, TRACE_FOLDER
@@ -36,11 +36,7 @@ class _Track:
             self.inner.clear()
         events = []
         for line in lines:
-            try:
-                event = json.loads(line)
-            except ValueError:
-                continue
-            match event:
+            match event := parsed(line):
                 case ["s", str(name), int(start), int(end)] if self.name == CONTROLLER:
                     self.pieces.append(Piece(name, start, end))
                 case ["s", str(name), int(start), int(end)]:

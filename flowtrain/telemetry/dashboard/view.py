@@ -14,8 +14,9 @@ from typing import Any
 
 from flowtrain.errors import ConfigError
 from flowtrain.telemetry.dashboard.charts import described, page_charts
+from flowtrain.telemetry.dashboard.foreign import mapping, number, parsed, sequence, single, text
 from flowtrain.telemetry.dashboard.history import History
-from flowtrain.telemetry.dashboard.state import SmallFiles, mapping, phase_of, plan_of, total_steps
+from flowtrain.telemetry.dashboard.state import SmallFiles, phase_of, plan_of, total_steps
 from flowtrain.telemetry.dashboard.tail import Tail
 from flowtrain.telemetry.dashboard.tracks import Tracks
 from flowtrain.telemetry.metrics import PEAK_SOURCE, ROWS, ROWS_SKIPPED, ROWS_SKIPPED_OF, STEP_SECONDS
@@ -35,6 +36,8 @@ class RunView:
     def __init__(self, run_dir: Path) -> None:
         self.root = run_dir.resolve()
         self.name = self.root.name
+        if not self.root.is_dir():
+            raise ConfigError(f"{run_dir}: there is no such folder; give the run.dir of a run")
         if not any((self.root / mark).exists() for mark in MARKS):
             raise ConfigError(f"{run_dir} is not the folder of a run: it holds none of {', '.join(MARKS)}")
         self.history = History()
@@ -72,10 +75,7 @@ class RunView:
             self._reasons.clear()
             self._bad_lines = 0
         for line in lines:
-            try:
-                record = json.loads(line)
-            except ValueError:
-                record = None
+            record = parsed(line)
             if not isinstance(record, dict):
                 self._bad_lines += 1
                 continue
@@ -83,10 +83,10 @@ class RunView:
             self.history.add(record)
             if self.history.step == before:
                 continue
-            if isinstance(seconds := record.get(STEP_SECONDS.name), float | int):
+            if seconds := number(record.get(STEP_SECONDS.name)):
                 self._pace.append(seconds)
             for name in self._totals:
-                self._totals[name] += record.get(name) or 0
+                self._totals[name] += number(record.get(name))
             if record.get(ROWS_SKIPPED.name):
                 reasons = ((ROWS_SKIPPED_OF.part(name), value) for name, value in record.items())
                 self._reasons.update({reason: value for reason, value in reasons if reason and isinstance(value, int)})
@@ -98,10 +98,7 @@ class RunView:
             self._decisions.clear()
             self._composition = {}
         for line in lines:
-            try:
-                entry = json.loads(line)
-            except ValueError:
-                continue
+            entry = parsed(line)
             if isinstance(entry, dict):
                 if entry.get("kind") == "composition":
                     self._composition = entry
@@ -138,7 +135,6 @@ class RunView:
         skipped = mapping(mapping(summary.get("rows")).get("skipped"))
         if not summary:  # ids are written at the run's end
             skipped = {reason: {"count": count} for reason, count in self._reasons.most_common()}
-        peak = self.history.latest.get(PEAK_SOURCE.name)
         return {
             "name": self.name,
             "path": str(self.root),
@@ -146,9 +142,9 @@ class RunView:
             "charts": page_charts(names),
             "metrics": [described(name) for name in names],
             "facts": {
-                "mode": config.get("mode"),
-                "model": str(mapping(config.get("model")).get("path") or ""),
-                "peak": peak,
+                "mode": single(config.get("mode")),
+                "model": text(mapping(config.get("model")).get("path")),
+                "peak": single(self.history.latest.get(PEAK_SOURCE.name)),
                 "written": time.strftime("%Y-%m-%d %H:%M", time.localtime(self._files.changed_at(METRICS_FILE))),
             },
             "traced": mapping(config.get("run")).get("trace") is True,
@@ -159,8 +155,8 @@ class RunView:
                 "reasons": [
                     {
                         "reason": str(reason),
-                        "count": mapping(found).get("count"),
-                        "ids": [str(row) for row in mapping(found).get("ids") or ()][:20],
+                        "count": number(mapping(found).get("count")),
+                        "ids": [text(row) for row in sequence(mapping(found).get("ids"))[:20]],
                     }
                     for reason, found in skipped.items()
                 ],
@@ -183,5 +179,9 @@ class RunView:
 
 def _told(entry: dict[str, Any]) -> dict[str, Any]:
     fields = {name: value for name, value in entry.items() if name not in ("step", "kind")}
-    text = json.dumps(finite(fields), separators=(", ", ": "))
-    return {"step": entry.get("step"), "kind": str(entry.get("kind")), "text": text[:400] + "…" * (len(text) > 400)}
+    try:
+        content = json.dumps(finite(fields), separators=(", ", ": "))
+    except RecursionError:
+        content = "nested too deep to be shown"
+    shown = content[:400] + "…" * (len(content) > 400)
+    return {"step": single(entry.get("step")), "kind": text(entry.get("kind")), "text": shown}

@@ -47,5 +47,6 @@ def test_only_what_is_shown_and_only_what_the_driver_tells(nvml_library: Path, t
 
 def test_none_has_a_reason(nvml_library: Path, tmp_path: Path) -> None:
     assert told(nvml_library, tmp_path / "control", "")[1] == "CUDA_VISIBLE_DEVICES hides every GPU"
-    assert told(nvml_library, tmp_path / "control", None, count=0)[1] == "NVML lists no GPU"
-    assert "NVML does not start" in told(nvml_library, tmp_path / "control", None, init=9)[1]
+    assert told(nvml_library, tmp_path / "control", None, count=0)[1] == "no device: NVML lists none"
+    assert told(nvml_library, tmp_path / "control", None, init=9)[1].startswith("no driver: its kernel module")
+    assert told(nvml_library, tmp_path / "control", None, init=18)[1].startswith("driver mismatch: ")

@@ -12,6 +12,7 @@ import pytest
 
 from flowtrain.cli import failure
 from flowtrain.cli.job import JobLog, address_override, as_job, check_visible, environment_of, joined
+from flowtrain.cli.main import make_app
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError, LostProcessError, PlanError
@@ -90,6 +91,15 @@ def test_a_log_is_shown_up_to_the_record_of_its_end(
     log = JobLog()
     assert log.feed("half a line" + text.removeprefix("step 1\nstep 2\n")) == "half a line\n"
     assert log.end is not None
+    own = JobLog()
+    for line in (
+        failure.JOB_END,
+        f"{failure.JOB_END}[1]",
+        f"{failure.JOB_END}{{",
+        f"say {failure.JOB_END}{{}}",
+    ):
+        assert own.feed(f"{line}\n") == f"{line}\n", "words of another program, or a torn record"
+    assert own.end is None
     cut = JobLog()
     assert (cut.feed("step 1\nstep"), cut.rest(), cut.end) == ("step 1\n", "step\n", None), "a killed job"
     assert text.endswith("row 7: broken\n"), "who reads the log itself finds the line at its end"
@@ -123,6 +133,12 @@ def test_the_token_is_found_where_ray_looks(monkeypatch: pytest.MonkeyPatch, tmp
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", str(tmp_path / "absent"))
     with pytest.raises(ConfigError, match=r"RAY_AUTH_TOKEN_PATH: .*absent cannot be read"):
         cluster_token()
+    (tmp_path / "absent").write_bytes(b"\xff\xfe")
+    with pytest.raises(ConfigError, match="absent holds no token"):
+        cluster_token()
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "two\nlines")
+    with pytest.raises(ConfigError, match="RAY_AUTH_TOKEN holds no token"):
+        cluster_token()
 
 
 Serve = Callable[[int], str]
@@ -136,10 +152,10 @@ def serve() -> Iterator[Serve]:
     def start(status: int) -> str:
         class Dashboard(BaseHTTPRequestHandler):
             def do_GET(self) -> None:
-                told = self.path == "/api/version" and status != 403
+                told = self.path == "/api/version" and status == 404
                 self.send_response(200 if told else status)
                 self.end_headers()
-                self.wfile.write(b'{"ray_version": "2.60.0"}' if told else b"Job x does not exist")
+                self.wfile.write(b'{"ray_version": "2.60.0"}' if told else b'"Job x does not exist"')
 
             def log_message(self, *words: object) -> None: ...
 
@@ -168,6 +184,37 @@ def test_a_job_that_is_not_there(serve: Serve) -> None:
 def test_a_job_that_a_new_head_does_not_know_is_lost(serve: Serve) -> None:
     with pytest.raises(LostProcessError, match=r"has no job x.*started anew"):
         list(Jobs(serve(404)).follow("x"))
+
+
+def test_a_page_of_a_dashboard_is_as_good_as_its_address(serve: Serve) -> None:
+    url = serve(404)
+    assert [Jobs(f"{url}{page}").address for page in ("", "/", "/#/jobs")] == [url] * 3
+
+
+def test_a_server_that_is_no_dashboard_of_ray(serve: Serve) -> None:
+    with pytest.raises(PlanError, match=r"what answers at .* is no Ray dashboard"):
+        Jobs(serve(200))
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("launch", str(DIGITS), "--address", URL, "--dashboard"), "flowtrain dashboard RUN_DIR"),
+        (("launch", str(DIGITS), "--address", URL, "--no-wait", "--json", "x.json"), "--json .* --no-wait"),
+        (("launch", str(DIGITS), "--no-wait"), r"give the dashboard of a cluster \(--address URL\)"),
+        (("jobs", "list"), "there is no address: .*RAY_ADDRESS"),
+        (("jobs", "list", "--address", HEAD), f"{HEAD} is no dashboard"),
+    ],
+)
+def test_what_does_not_go_together_is_told(monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], told: str) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(ConfigError, match=told):
+        make_app()(words, standalone_mode=False)
+
+
+def test_a_path_that_the_user_may_not_use_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert failure.report(PermissionError(13, "Permission denied", "/locked/run")) == 2
+    assert capsys.readouterr().err.startswith("/locked/run: Permission denied; give a path that you may use")
 
 
 def test_a_dashboard_that_is_not_there() -> None:

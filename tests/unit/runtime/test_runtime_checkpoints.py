@@ -81,6 +81,15 @@ def test_half_written_is_passed_over(tmp_path: Path, damage: str) -> None:
         read_state(newest)
 
 
+@pytest.mark.parametrize("damage", [b"{" * 40, b"\xff" * 40])
+def test_a_state_that_a_disk_has_damaged_is_told_as_such(tmp_path: Path, damage: bytes) -> None:
+    folder = write(CheckpointWriter(tmp_path, keep=1), 4)
+    content = (folder / "state.json").read_bytes()
+    (folder / "state.json").write_bytes((damage + content)[: len(content)])
+    with pytest.raises(ConfigError, match=r"step-4/state.json cannot be read .*another checkpoint"):
+        read_state(folder)
+
+
 def test_unwritable_folder_is_told_as_such(tmp_path: Path) -> None:
     (tmp_path / "checkpoints").write_text("a file where the folder should be")
     with pytest.raises(PlanError, match="cannot write checkpoint"):

@@ -35,6 +35,8 @@ GOOD = PairFacts(1, 0, None, {"nixl": 9.0, "ray": 1.0})
 def test_nothing_is_found_on_nodes_that_agree() -> None:
     equipped = [replace(node, gpus=(GPU, GPU), told_gpus=2.0) for node in (FIRST, SECOND)]
     assert findings(equipped, [GOOD], pool_bytes=8 * GIB) == []
+    bare = replace(FIRST, gpu_reason="no driver: libnvidia-ml.so.1 is not here", told_gpus=0.0)
+    assert findings([bare, replace(bare, gpu_reason="CUDA_VISIBLE_DEVICES hides every GPU")]) == []
 
 
 @pytest.mark.parametrize(
@@ -57,6 +59,7 @@ def test_nothing_is_found_on_nodes_that_agree() -> None:
         ({"seen": (Sight("/shared/model/config.json", 701), FIRST.seen[1])}, "wrong", ("config.json is another one",)),
         ({"clock_seconds": -2.0}, "slow", ("-2.00 s", "chrony")),
         ({"gpus": (GPU,), "told_gpus": 2.0}, "wrong", ("started with 2 GPUs", "lists 1")),
+        ({"told_gpus": 0.0, "gpu_reason": "driver mismatch"}, "slow", ("none can be used: driver mismatch",)),
         ({"told_gpus": 8.0, "gpu_reason": "driver mismatch"}, "wrong", ("8 GPUs", "lists 0 (driver mismatch)")),
         ({"gpus": (UNLINKED, UNLINKED), "told_gpus": 2.0}, "slow", ("NVLink", "2 GPUs")),
         ({"gpus": (GPU,), "told_gpus": 1.0, "locked_bytes": 65536}, "slow", ("65536 bytes", "ulimit -l")),

@@ -58,9 +58,10 @@ def test_a_torn_last_line_is_dropped_on_resume(cut: int, resume: int, tmp_path_f
     assert [record["step"] for record in records(path)] == list(range(1, min(whole + torn_but_complete, resume) + 1))
 
 
-def test_a_broken_line_in_the_middle_is_named(tmp_path: Path) -> None:
+@pytest.mark.parametrize("broken", [b"nonsense", b"\xff\xfe\x00", b"\x00" * 12, b'{"step": 1e999}', b"[" * 100_000])
+def test_a_broken_line_in_the_middle_is_named(tmp_path: Path, broken: bytes) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_text('{"step": 1}\nnonsense\n{"step": 2}\n')
+    path.write_bytes(b'{"step": 1}\n' + broken + b'\n{"step": 2}\n')
     with pytest.raises(ConfigError, match=r"metrics.jsonl:2 is not a record"):
         JsonLines(path, 2)
 

@@ -100,6 +100,18 @@ def test_a_forwarded_port_is_well(port: int, host: str) -> None:
     assert ask(port, "/api/runs", Host=host)[0] == 200
 
 
+@pytest.mark.parametrize(
+    "request_", [b"\x16\x03\x01\r\n\r\n", b"GET / HTTP/1.1\r\n\r\n", b"GET / HTTP/1.1\r\nX: %b\r\n\r\n" % (b"x" * 9000)]
+)
+def test_what_is_no_http_is_refused_without_a_word_on_the_terminal(
+    port: int, request_: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
+        client.sendall(request_)
+        assert b"400" in client.recv(100)
+    assert caplog.records == []
+
+
 def test_beyond_loopback_addresses_are_well_and_domains_are_not() -> None:
     assert host_allowed("10.1.2.3:8080", "0.0.0.0")
     assert host_allowed(f"{socket.gethostname()}:8080", "0.0.0.0")
@@ -134,7 +146,9 @@ def test_beyond_loopback_a_token_is_asked_for(run_dir: Path) -> None:
         assert "HttpOnly" in cookie
         assert "SameSite=Strict" in cookie
         assert ask(port, "/api/runs", Cookie=cookie.split(";")[0])[0] == 200
-        assert ask(port, "/api/runs", Cookie="flowtrain-token=wrong")[0] == 403
+        assert ask(port, f"//evil.example/?token={token}")[2]["Location"] == "/"
+        for wrong in ("wrong", "\xff\xfe"):
+            assert ask(port, "/api/runs", Cookie=f"flowtrain-token={wrong}")[0] == 403
 
 
 def stream(port: int) -> socket.socket:

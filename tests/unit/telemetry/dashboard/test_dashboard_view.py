@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable
@@ -158,6 +159,45 @@ def test_files_that_are_not_what_they_should_be_do_no_harm(run_dir: Path, plan: 
     outside = run_dir / "summary.json"
     outside.symlink_to("/etc/hostname")
     assert viewed(run_dir).about()["rows"]["reasons"] == []
+
+
+DEEP = "[" * 100_000
+HUGE = "1" + "0" * 400
+BOMB = "a: &a [x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 8)}]\n" for before, name in itertools.pairwise("abcdefghi")
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("metrics.jsonl", '{"step": 1, "rows": "x", "rows/skipped": [1]}\n'),
+        ("metrics.jsonl", f'{{"step": 1, "loss": {HUGE}, "time_metrics/end_to_end(s)": {HUGE}}}\n'),
+        ("metrics.jsonl", '{"step": 1, "time_metrics/end_to_end(s)": NaN, "peak": Infinity}\n'),
+        ("metrics.jsonl", f"{DEEP}\n"),
+        ("metrics.jsonl", f'{{"step": {HUGE}}}\n'),
+        ("decisions.jsonl", '{"step": NaN, "kind": {"a": Infinity}}\n'),
+        ("decisions.jsonl", f"{DEEP}\n"),
+        ("decisions.jsonl", f'{{"step": 1, "kind": "x", "a": {DEEP[:900]}{"]" * 900}}}\n'),
+        ("traces/controller.jsonl", f'{DEEP}\n["m", 1, 5]\n["m", 2, {HUGE}]\n'),
+        ("summary.json", '{"exit": 0, "rows": {"skipped": {"a": {"ids": 5, "count": "x"}}}}'),
+        ("error.json", '{"exit_code": 3, "line": {"a": NaN}}'),
+        ("placement.json", '[1, {"node": NaN, "address": [2], "role": {}, "ranks": null}]'),
+        ("config.yaml", f"mode: .nan\ntrain: {{max_steps: {HUGE}}}\n"),
+        ("config.yaml", DEEP),
+        ("plan.yaml", "placement: 2020-01-01\ncpus: .nan\nreaders: !!binary aGVsbG8=\npool_bytes: &a [*a]\n"),
+        ("plan.yaml", f"{BOMB}cpus: *i\nproducers: {{layout: *i, ranks: [{{node: *i, device: *i}}]}}\n"),
+        ("flowtrain.lock", DEEP),
+        ("flowtrain.lock", f'{{"pid": {HUGE}, "started": "x"}}'),
+    ],
+)
+def test_whatever_a_file_holds_the_page_gets_json(run_dir: Path, name: str, content: str) -> None:
+    alive(run_dir)
+    (run_dir / name).parent.mkdir(exist_ok=True)
+    (run_dir / name).write_text(content)
+    view = viewed(run_dir)
+    told = (view.state(), view.about(), view.columns(["rows", "loss"], 0, 0), view.timeline(3))
+    assert len(json.dumps(told, allow_nan=False)) < 100_000
 
 
 def test_reasons_of_skipped_rows_are_counted_while_the_run_lives(run_dir: Path) -> None:
