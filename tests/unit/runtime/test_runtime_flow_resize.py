@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from flow_scenarios import Scenario, payload_of, scenarios, segments_for, steps_of
+from flow_scenarios import Scenario, payload_of, scenarios, segments_for, steps_of, windows
 from flow_stages import Producer
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,13 +22,17 @@ from flowtrain.types import Phase, Role, Step
 
 
 def whole_slots(scenario: Scenario) -> dict[int, int]:
-    """Segments that hold the largest slot whoever encodes it, as composition promises, and its largest block; a whole
-    step where the exchange wants that."""
+    """Segments that hold the slots that a consumer has together whoever encodes them, as composition promises, and
+    their largest block; a whole step where the exchange wants that."""
     if EXCHANGES[scenario.exchange].whole_steps:
         return segments_for(scenario, steps_of(scenario))
-    slots = [[unit for pack in slot for unit in pack.units] for step in steps_of(scenario) for slot in step.slots]
-    blocks = [block_bytes(payload_of(s)) for units in slots for unit in units for s in unit.samples]
-    size = max((sum(unit.bytes for unit in units) for units in slots), default=0) + max(blocks, default=LINE_BYTES)
+    together = [
+        [unit for slot in slots for pack in slot for unit in pack.units]
+        for step in steps_of(scenario)
+        for slots in windows(step.slots, scenario.held)
+    ]
+    blocks = [block_bytes(payload_of(s)) for units in together for unit in units for s in unit.samples]
+    size = max((sum(unit.bytes for unit in units) for units in together), default=0) + max(blocks, default=LINE_BYTES)
     return dict.fromkeys(range(scenario.num_producers), size + scenario.slack * LINE_BYTES)
 
 
