@@ -35,6 +35,7 @@ class SmallFiles:
             status = path.stat()
             stamp = status.st_ino, status.st_mtime_ns, status.st_size
             if name not in self._known or self._known[name][0] != stamp:
+                self._known[name] = stamp, None  # what cannot be parsed is not tried again
                 parse: Callable[[str], Any] = json.loads if path.suffix == ".json" else yaml.safe_load
                 content = path.read_text(encoding="utf-8") if status.st_size <= MOST_BYTES else "null"
                 self._known[name] = stamp, parse(content)

@@ -14,6 +14,7 @@ import pytest
 
 from flowtrain.errors import ConfigError
 from flowtrain.telemetry.dashboard.charts import CHARTS, page_charts
+from flowtrain.telemetry.dashboard.state import SmallFiles
 from flowtrain.telemetry.dashboard.view import RunView
 from flowtrain.telemetry.metrics import METRICS
 
@@ -198,6 +199,19 @@ def test_whatever_a_file_holds_the_page_gets_json(run_dir: Path, name: str, cont
     view = viewed(run_dir)
     told = (view.state(), view.about(), view.columns(["rows", "loss"], 0, 0), view.timeline(3))
     assert len(json.dumps(told, allow_nan=False)) < 100_000
+
+
+def test_what_cannot_be_parsed_is_tried_again_only_when_it_has_changed(run_dir: Path) -> None:
+    """A reader looks four times a second, and a large file takes seconds."""
+    files, config = SmallFiles(run_dir), run_dir / "config.yaml"
+    config.write_text("[1")
+    before = os.stat(config).st_mtime_ns
+    assert files.read("config.yaml") is None
+    config.write_text("12")
+    os.utime(config, ns=(before, before))
+    assert files.read("config.yaml") is None
+    os.utime(config, ns=(before, before + 1))
+    assert files.read("config.yaml") == 12
 
 
 def test_reasons_of_skipped_rows_are_counted_while_the_run_lives(run_dir: Path) -> None:
