@@ -8,10 +8,10 @@ import { el, get } from "./dom.js";
 import { header, panels, tileNames, tiles } from "./panels.js";
 import { Timeline } from "./timeline.js";
 
-const NAMES_A_REQUEST = 150, ABOUT_MS = 2000;
+const NAMES_A_REQUEST = 150, ABOUT_MS = 2000, RETRY_MS = 3000;
 const $ = (id) => document.getElementById(id);
 const runs = [], charts = new Map(), picked = new Map();
-let timeline = null, aboutAt = 0, aboutLater = null;
+let timeline = null, aboutAt = 0, aboutLater = null, events = null;
 
 function theme(value) {
   document.documentElement.dataset.theme = value;
@@ -141,9 +141,21 @@ async function start() {
   timeline = new Timeline($("timeline"), runs);
   timeline.draw();
   await Promise.all(runs.map((run, number) => load(run, number, run.state)));
-  const events = new EventSource("/api/events");
-  events.onmessage = (event) => { link(""); changed(JSON.parse(event.data)); };
-  events.onerror = () => link("not connected: what is shown may be old");
+  document.addEventListener("visibilitychange", listen);
+  listen();
+}
+
+// A hidden page gives its connection back, of which a browser has six for a server. A stream that was refused does not
+// come back by itself.
+function listen() {
+  if (document.hidden) { events?.close(); events = null; return; }
+  if (events) return;
+  const opened = events = new EventSource("/api/events");
+  opened.onmessage = (event) => { link(""); changed(JSON.parse(event.data)); };
+  opened.onerror = () => {
+    link("not connected: what is shown may be old");
+    if (opened.readyState === EventSource.CLOSED && events === opened) { events = null; setTimeout(listen, RETRY_MS); }
+  };
 }
 
 start().catch((error) => { $("alert").textContent = `The page could not start: ${error.message}`; $("alert").hidden = false; });
