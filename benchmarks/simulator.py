@@ -6,9 +6,8 @@ Real runs of `examples/emoji` on this machine. Calibration runs have one produce
 own (`CALIBRATION`; two producers where the sum of their gradients is to be known, `SUMS`); judged are other loads,
 sizes of packs, exchanges and layouts (`JUDGED`) by samples/s of the middle step behind a warm-up, and nothing of them
 is used before all predictions of the cycle are written. The pace of a shared machine drifts within minutes, so cycles
-are short, each begins its judged runs with another one, and the median of the signed errors of its cycles counts for
-each judged run: pace that goes up as often as down goes out of it, a fault of the simulator stays. `drift %` is how
-much longer than by the calibration the judged run's own packs took, and `without drift %` the error once that factor is
+are short, each begins its judged runs with another one, and the cycle of median error counts. `drift %` is how much
+longer than by the calibration the judged run's own packs took, and `without drift %` the error once that factor is
 taken away: what is left is the simulator's own.
 
 `--emulated FILE`: the rows of a record of `python -m benchmarks.emulated` are judged, too: what the simulator told for
@@ -41,7 +40,7 @@ from benchmarks.simulated import FROZEN, ROOT, case, public_model, question, sca
 from benchmarks.simulator_lines import calibrate
 from benchmarks.timed_runs import TimedRuns
 
-CYCLES = 5
+CYCLES = 3
 STEPS, SKIPPED = 10, 2
 
 Keys = tuple[str, ...]
@@ -140,11 +139,11 @@ def judge(seed: int) -> list[dict[str, Any]]:
 
 
 def errors(rows: Sequence[dict[str, Any]], column: str) -> dict[str, float]:
-    """Of each judged run: its median over the cycles, without its sign."""
+    """Of each judged run: the error of the cycle in which it is the middle one."""
     by_name: dict[str, list[float]] = defaultdict(list)
     for row in rows:
-        by_name[row["what"]].append(row[column])
-    return {name: abs(median(values)) for name, values in by_name.items()}
+        by_name[row["what"]].append(abs(row[column]))
+    return {name: median(values) for name, values in by_name.items()}
 
 
 # --- speed ------------------------------------------------------------------------------------------------------------

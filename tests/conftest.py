@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import fake_nvml
-import hypothesis
 import pytest
 
 for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
@@ -22,10 +21,6 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"):
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # a test that needs the network is a wrong test
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-
-# Other programs may hold a core for longer than an example takes; pytest's own time-out ends what hangs.
-hypothesis.settings.register_profile("flowtrain", deadline=None)
-hypothesis.settings.load_profile("flowtrain")
 
 # A shell starts what it puts in the background with SIGINT ignored; what the tests start and interrupt must not be.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -25,7 +25,7 @@ MODES = {
 }
 """By the loads of the job: of uneven ones, what the allocator may choose and what it does."""
 
-TIMEOUT_SECONDS = 1800
+TIMEOUT_SECONDS = 900
 LOADS = {"1:1": (0.95, 0.98), "1:3": (0.31, 0.35)}
 """Producers' load by the consumers' that counts as such. Decode and preparation come on top of it, which is why an
 allocation, too, leaves its producers some headroom."""
