@@ -129,27 +129,13 @@ def packing(
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 
-def _spec(rows: int, ranks: int, changes: dict[str, int | None], **known: Any) -> CompositionSpec:
-    from flowtrain.packing import CompositionSpec
-
-    fields: dict[str, Any] = {
-        "num_rows": rows,
-        "step_samples": None,
-        "step_packs": DEFAULT_PACKS,
-        "policy": "dynamic",
-        "lookahead": 3,
-        "num_consumers": ranks,
-        "num_producers": 1,
-        "trainable_encoder": True,
-        "max_unit_patches": 4096,
-        "max_pack_vision_bytes": NO_POOL,
-        "horizon": rows,
-        "block_bytes": lambda tokens, patches: tokens,
-    }
-    fields |= known | {key: value for key, value in changes.items() if value is not None}
-    if changes["step_packs"] is not None:
-        fields["step_samples"] = None
-    return CompositionSpec(**fields)
+def _changed(spec: CompositionSpec, ranks: int, changes: dict[str, int | None]) -> CompositionSpec:
+    """The same over so many ranks, by what the command line says otherwise."""
+    asked: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    asked |= {"num_consumers": ranks} | ({"num_producers": ranks} if spec.colocated else {})
+    if "step_packs" in asked:
+        asked["step_samples"] = None
+    return replace(spec, **asked)
 
 
 def _of_trace(
@@ -161,9 +147,11 @@ def _of_trace(
     model: Path | None,
     high_resolution: bool,
 ) -> Subject:
-    from flowtrain.packing import CostModel
+    from flowtrain.config.schema import PackingConfig, StepSize
+    from flowtrain.packing import CompositionSpec, CostModel
     from flowtrain.packing.cost import reference_pairs
     from flowtrain.packing.trace import in_order
+    from flowtrain.plan import Layout
     from flowtrain.shapes import read_shape
     from flowtrain.sizes import read_trace
     from flowtrain.types import Cut
@@ -182,7 +170,21 @@ def _of_trace(
     cost = CostModel.from_shape(shape, frozenset(), Cut.AFTER_PROJECTOR) if shape else CostModel.reference()
     if shape is None:
         notes = (*notes, "costs are those of a 7B model that trains whole; --model FOLDER takes another's")
-    return Subject(path.name, usable, _spec(len(usable), ranks, changes, max_tokens=cap), cost, notes)
+    spec = CompositionSpec.of(
+        PackingConfig(max_tokens=cap),
+        "dynamic",
+        StepSize(packs=DEFAULT_PACKS),
+        consumers=Layout(),
+        producers=Layout(),
+        colocated=False,
+        trainable_encoder=True,
+        max_unit_patches=4096,
+        max_pack_vision_bytes=NO_POOL,
+        block_bytes=lambda tokens, patches: tokens,
+        num_rows=len(usable),
+        horizon=len(usable),
+    )
+    return Subject(path.name, usable, _changed(spec, ranks, changes), cost, notes)
 
 
 def _of_config(
@@ -201,14 +203,13 @@ def _of_config(
     )
     consumers, producers = (given_layout(config, role) for role in (Role.CONSUMER, Role.PRODUCER))
     ranks = ranks or (consumers.dp_degree if consumers else DEFAULT_RANKS)
-    colocated = config.placement == "colocated"
     spec = CompositionSpec.of(
         config.packing,
         config.packing_policy,
         config.train.step,
         consumers=consumers or Layout(),
         producers=producers or Layout(),
-        colocated=colocated,
+        colocated=config.placement == "colocated",
         trainable_encoder=config.trainable_encoder,
         max_unit_patches=config.producers.max_unit_patches,
         max_pack_vision_bytes=NO_POOL,
@@ -216,11 +217,7 @@ def _of_config(
         num_rows=1,
         horizon=1,
     )
-    asked: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-    asked |= {"num_consumers": ranks} | ({"num_producers": ranks} if colocated else {})
-    if "step_packs" in asked:
-        asked["step_samples"] = None
-    spec = replace(spec, **asked)
+    spec = _changed(spec, ranks, changes)
     ahead = steps + max(spec.lookahead, spec.max_wait_steps)
     wanted = ahead * (spec.step_samples or (spec.step_packs or 1) * ranks * max(1, spec.max_tokens // 64))
     rows, notes = _rows_of(config, wanted)
