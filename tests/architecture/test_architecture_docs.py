@@ -89,7 +89,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 @pytest.mark.parametrize("words", flowtrain_commands(), ids=" ".join)
 def test_documented_command_exists(words: list[str]) -> None:
     names = [word for word in words[1:3] if re.fullmatch(r"[a-z]+", word)]
-    subcommand = tuple(names if names[0] == "data" else names[:1])
+    subcommand = tuple(names if names[0] in ("data", "jobs") else names[:1])
     text = help_of(subcommand)
     options = [word.split("=")[0] for word in words if word.startswith("--")]
     assert [option for option in options if not re.search(rf"{option}\b", text)] == []

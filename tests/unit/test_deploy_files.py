@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,7 +12,16 @@ from typing import Any
 
 import jsonschema
 import pytest
+import typer
 import yaml
+
+from flowtrain.allocator.limits import BASE_DESCRIPTORS, PEER_DESCRIPTORS
+from flowtrain.cli.job import SWEEP_SECONDS
+from flowtrain.cli.launch import PATIENCE_SECONDS
+from flowtrain.cli.main import make_app
+from flowtrain.config.schema import RunConfig, TelemetryConfig
+from flowtrain.runtime.checkup import NODE_FILES, STORE_BYTES
+from flowtrain.telemetry.metrics import METRICS
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "deploy"
@@ -25,23 +36,31 @@ def fields(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
     }
 
 
-TEXT, NUMBER, YES = {"type": "string"}, {"type": "integer", "minimum": 0}, {"type": "boolean"}
+TEXT, NUMBER, YES = {"type": "string"}, {"type": "integer", "minimum": 0, "maximum": 2**31 - 1}, {"type": "boolean"}
 TEXTS = {"type": "object", "additionalProperties": TEXT}
-AMOUNTS = {"type": "object", "additionalProperties": {"type": ["string", "integer"]}}
+ANY_TEXTS = {"type": "array", "items": TEXT}
+QUANTITY = {
+    "type": ["string", "integer"],
+    "pattern": r"^[+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?([0-9]+(\.[0-9]*)?|\.[0-9]+))?$",
+}
+AMOUNTS = {"type": "object", "additionalProperties": QUANTITY}
+NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", "maxLength": 63}
+PORT = {"type": "integer", "minimum": 1, "maximum": 65535}
 CONTAINER = fields(
     ("name", "image"),
-    name=TEXT,
+    name=NAME,
     image=TEXT,
-    ports={"type": "array", "items": fields(("containerPort",), name=TEXT, containerPort=NUMBER)},
+    ports={"type": "array", "items": fields(("containerPort",), name={**NAME, "maxLength": 15}, containerPort=PORT)},
     env={"type": "array", "items": fields(("name", "value"), name=TEXT, value=TEXT)},
+    securityContext=fields(capabilities=fields(add=ANY_TEXTS, drop=ANY_TEXTS), runAsUser=NUMBER, runAsNonRoot=YES),
     resources=fields(requests=AMOUNTS, limits=AMOUNTS),
-    volumeMounts={"type": "array", "items": fields(("name", "mountPath"), name=TEXT, mountPath=TEXT)},
+    volumeMounts={"type": "array", "items": fields(("name", "mountPath"), name=NAME, mountPath=TEXT)},
 )
 VOLUME = fields(
     ("name",),
-    name=TEXT,
+    name=NAME,
     persistentVolumeClaim=fields(("claimName",), claimName=TEXT),
-    emptyDir=fields(medium={"enum": ["Memory"]}, sizeLimit=TEXT),
+    emptyDir=fields(medium={"enum": ["Memory"]}, sizeLimit=QUANTITY),
 )
 TEMPLATE = fields(
     ("spec",),
@@ -56,7 +75,7 @@ TEMPLATE = fields(
 )
 NODE_GROUP = fields(
     ("groupName", "minReplicas", "maxReplicas", "rayStartParams", "template"),
-    groupName=TEXT,
+    groupName=NAME,
     replicas=NUMBER,
     minReplicas=NUMBER,
     maxReplicas=NUMBER,
@@ -76,35 +95,93 @@ JOB = fields(
     runtimeEnvYAML=TEXT,
     submissionMode={"enum": ["K8sJobMode", "HTTPMode", "InteractiveMode"]},
     backoffLimit=NUMBER,
-    activeDeadlineSeconds=NUMBER,
+    activeDeadlineSeconds={**NUMBER, "minimum": 1},
     shutdownAfterJobFinishes=YES,
     ttlSecondsAfterFinished=NUMBER,
     rayClusterSpec=CLUSTER,
 )
-SPECS = {"RayCluster": CLUSTER, "RayJob": JOB}
-"""The part of KubeRay's API v1 and of Kubernetes' pods that the manifests use; compared with rayjob_types.go (f6ef3f7)
-and raycluster_types.go (3275ee0) of ray-operator/apis/ray/v1."""
+KINDS = {
+    kind: fields(
+        ("apiVersion", "kind", "metadata", "spec"),
+        apiVersion={"const": "ray.io/v1"},
+        kind={"const": kind},
+        metadata=fields(("name",), name={**NAME, "maxLength": 47}, namespace=NAME, labels=TEXTS, annotations=TEXTS),
+        spec=spec,
+    )
+    for kind, spec in (("RayCluster", CLUSTER), ("RayJob", JOB))
+}
+"""The part of KubeRay's API v1 and of Kubernetes' pods that the manifests use, and what of it they may not leave out
+(stricter where KubeRay would take a default). Compared with ray-project/kuberay, ray-operator:
+apis/ray/v1/rayjob_types.go (f6ef3f7) and raycluster_types.go (3275ee0); pods with
+config/crd/bases/ray.io_rayclusters.yaml (1184bc8). KubeRay makes names of services and pods from a cluster's, which
+leaves 47 letters for a RayJob's name."""
+RDMA = re.compile(r"^(\s*)# (- \{name: (?:NCCL|UCX)_.*|securityContext: .*)$", re.MULTILINE)
+RDMA_AMOUNT = re.compile(r"^(\s*)# (?:requests|limits) with RDMA: (\S+): (\d+),.*$", re.MULTILINE)
+MANIFESTS = sorted((DEPLOY / "k8s").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("path", sorted((DEPLOY / "k8s").glob("*.yaml")), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
 def test_manifests_have_the_fields_of_kuberay_and_room_for_what_runs(path: Path) -> None:
     manifest = yaml.safe_load(path.read_text())
-    assert manifest["apiVersion"] == "ray.io/v1"
-    jsonschema.validate(manifest["spec"], SPECS[manifest["kind"]])
-    cluster = manifest["spec"].get("rayClusterSpec", manifest["spec"])
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
+    jsonschema.validate(manifest, KINDS[manifest["kind"]])
+    for group in groups(manifest):
         pod = group["template"]["spec"]
         [container] = pod["containers"]
         assert container["resources"]["requests"] == container["resources"]["limits"]
         volumes = {volume["name"]: volume for volume in pod["volumes"]}
         assert {mount["name"] for mount in container["volumeMounts"]} == set(volumes)
         assert volumes["shm"]["emptyDir"]["medium"] == "Memory"
-        store = int(group["rayStartParams"]["object-store-memory"])
-        assert store < int(volumes["shm"]["emptyDir"]["sizeLimit"].removesuffix("Gi")) * 2**30
+        shm = gibibytes(volumes["shm"]["emptyDir"]["sizeLimit"])
+        assert int(group["rayStartParams"]["object-store-memory"]) < shm
+        assert shm < gibibytes(container["resources"]["limits"]["memory"]), "the volume counts against the limit"
         assert pod["securityContext"]["runAsUser"] == 10001
         gpus = container["resources"]["limits"].get("nvidia.com/gpu", 0)
         assert str(gpus) == group["rayStartParams"].get("num-gpus", "0")
     assert f'rayVersion: "{constraints()["ray"]}"' in path.read_text()
+
+
+def groups(manifest: dict[str, Any]) -> list[dict[str, Any]]:
+    cluster = manifest["spec"].get("rayClusterSpec", manifest["spec"])
+    return [cluster["headGroupSpec"], *cluster["workerGroupSpecs"]]
+
+
+def gibibytes(text: str) -> int:
+    assert text.endswith("Gi"), text
+    return int(text.removesuffix("Gi")) * 2**30
+
+
+@pytest.mark.parametrize("path", MANIFESTS, ids=lambda path: path.name)
+def test_ray_start_has_the_parameters_of_the_manifests_and_flowtrain_those_of_the_entrypoint(path: Path) -> None:
+    from click.testing import CliRunner
+    from ray.scripts.scripts import start
+
+    manifest = yaml.safe_load(path.read_text())
+    options = {option for parameter in start.params for option in parameter.opts}
+    for group in groups(manifest):
+        assert {f"--{name}" for name in group["rayStartParams"]} <= options
+    if manifest["kind"] == "RayJob":
+        program, command, config, *words = shlex.split(manifest["spec"]["entrypoint"])
+        assert (program, command, Path(config).parts[1]) == ("flowtrain", "launch", "shared")
+        help_ = CliRunner().invoke(typer.main.get_command(make_app()), ["launch", "--help"]).output
+        assert {word for word in words if word.startswith("--")} <= set(re.findall(r"--[a-z-]+", help_))
+        keys = [pair.split("=")[0] for word, pair in itertools.pairwise(words) if word == "--set"]
+        assert [key for key in keys if f"| `{key}` |" not in (ROOT / "docs/configuration.md").read_text()] == []
+        runtime = yaml.safe_load(manifest["spec"]["runtimeEnvYAML"])
+        needed = RunConfig().stop_deadline_seconds + PATIENCE_SECONDS + SWEEP_SECONDS
+        assert float(runtime["env_vars"]["RAY_JOB_STOP_WAIT_TIME_S"]) >= needed
+
+
+@pytest.mark.parametrize("path", [path for path in MANIFESTS if "gpu" in path.name], ids=lambda path: path.name)
+def test_the_lines_for_rdma_are_of_the_schema_too(path: Path) -> None:
+    """They stand there as comments: whoever takes the mark away gets a manifest that KubeRay takes."""
+    text, num_lines = RDMA.subn(r"\1\2", path.read_text())
+    text, num_amounts = RDMA_AMOUNT.subn("", text)
+    assert (num_lines, num_amounts) == (3, 2)
+    manifest = yaml.safe_load(text)
+    jsonschema.validate(manifest, KINDS[manifest["kind"]])
+    [container] = groups(manifest)[1]["template"]["spec"]["containers"]
+    assert {"NCCL_IB_HCA", "UCX_NET_DEVICES"} < {one["name"] for one in container["env"]}
+    assert container["securityContext"]["capabilities"] == {"add": ["IPC_LOCK"]}
 
 
 def constraints() -> dict[str, str]:
@@ -153,3 +230,28 @@ def test_promtool_finds_no_fault_in_configuration_and_rules() -> None:
     checked = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert checked.returncode == 0, checked.stderr
     assert "6 rules found" in checked.stdout
+
+
+def test_files_of_deploy_that_the_pages_name_are_there() -> None:
+    named = set()
+    for page in (*ROOT.glob("docs/*.md"), ROOT / "README.md", *DEPLOY.rglob("*.y*ml"), *DEPLOY.rglob("*.sbatch")):
+        named |= set(re.findall(r"\bdeploy/[\w./-]+\w", page.read_text()))
+    assert len(named) > 6
+    assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_limits_that_the_page_tells_are_those_of_the_code() -> None:
+    page = (ROOT / "docs/deployment.md").read_text()
+    assert f"{BASE_DESCRIPTORS} and {PEER_DESCRIPTORS} for each process of the run, at least {NODE_FILES:,}" in page
+    assert f"object store needs {STORE_BYTES >> 20} MiB" in page
+    assert f"`run.stop_deadline_seconds` ({RunConfig().stop_deadline_seconds:g})" in page
+    assert f"| {TelemetryConfig().prometheus_port}, the prometheus sink" in page
+    version = re.search(r"^version = (\S+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    assert version is not None
+    assert f"flowtrain:{version[1]} ." in page
+    for name in ("pool/pinned_bytes", "pool/bytes_out/nixl"):
+        assert f"`{name}`" in page
+        METRICS.find(name)  # KeyError where no record has it
+    store = re.findall(r"--object-store-memory=(\d+)", (DEPLOY / "slurm/flowtrain.sbatch").read_text())
+    assert store == ["1000000000"]
+    assert "1 GB as the Slurm script" in page
