@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import signal
+import threading
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from flowtrain.cli.options import Debug
-from flowtrain.errors import ConfigError
+from flowtrain.errors import EXIT_BUG, ConfigError
 
 MOST_RUNS = 4
 """More lines of one colour cannot be told apart."""
@@ -32,8 +32,9 @@ def dashboard(
         raise ConfigError(f"{len(run_dirs)} folders given: {MOST_RUNS} runs can be compared at most")
     from flowtrain.telemetry.dashboard.serve import serving
 
-    with serving(run_dirs, host, port) as address:
+    ended = threading.Event()
+    with serving(run_dirs, host, port, ended=ended) as address:
         typer.echo(f"dashboard: {address}")
         typer.echo("Ctrl-C ends it.", err=True)
-        while True:
-            signal.pause()
+        ended.wait()
+        raise typer.Exit(EXIT_BUG)  # a signal raises; the server has told why it ended

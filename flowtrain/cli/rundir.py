@@ -20,11 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.telemetry.files import write_atomic
-from flowtrain.telemetry.running import LOCK_FILE, live_holder
+from flowtrain.telemetry.running import LOCK_FILE, live_process, other_host, read_holder, this_holder
 
 MARKS = ("config.yaml", "metrics.jsonl", "decisions.jsonl", "checkpoints")
 """Any of these shows that a folder was written by a run."""
@@ -117,14 +115,16 @@ def _lock(path: Path) -> int:
             with suppress(FileNotFoundError):
                 # Another launcher may have moved the folder aside between the two calls.
                 if os.stat(file).st_ino == os.fstat(descriptor).st_ino:
-                    me = psutil.Process()
                     os.ftruncate(descriptor, 0)
-                    os.pwrite(descriptor, json.dumps({"pid": me.pid, "started": me.create_time()}).encode(), 0)
+                    os.pwrite(descriptor, json.dumps(this_holder()).encode(), 0)
                     return descriptor
         except BlockingIOError:
-            pid = live_holder(file)
+            holder = read_holder(file)
+            pid = live_process(holder)
             if pid is not None or time.monotonic() > deadline:
-                who = f"process {pid}" if pid is not None else "a process that does not end"
+                host = other_host(holder)
+                there = f"process {holder.get('pid', '?')} on {host}" if host else "a process that does not end"
+                who = f"process {pid}" if pid is not None else there
                 os.close(descriptor)
                 raise ConfigError(
                     f"run.dir {path} is in use by a run that is alive ({who}): wait for it, stop it, or choose another"

@@ -1,13 +1,47 @@
-"""Values from a run's files, which may hold anything (torn, edited, hostile), as what the page can hold."""
+"""Files of a run, which may be and hold anything (torn, edited, hostile, not to be read), as what the page can hold."""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import Any
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
 
 LARGEST = 2**53
 """Beyond it a number of the page is no longer exact, and the sums here need not fear overflow."""
+
+
+class UnreadableError(Exception):
+    """Why a file cannot be read, as the end of "FILE cannot be read: …"."""
+
+
+@contextmanager
+def opened(path: Path, root: Path) -> Iterator[BinaryIO]:
+    """A file inside `root`, to read; never waits for somebody to write, as opening a pipe would.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        UnreadableError: it is there and cannot be read.
+    """
+    try:
+        if not path.resolve().is_relative_to(root):
+            raise UnreadableError("it is a link that leads out of the run's folder")
+        with open(path, "rb", opener=_without_waiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UnreadableError("it is no regular file")
+            yield file
+    except FileNotFoundError:
+        raise
+    except (OSError, RuntimeError) as error:  # the latter by links in a circle
+        raise UnreadableError(getattr(error, "strerror", None) or str(error)) from error
+
+
+def _without_waiting(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NONBLOCK)
 
 
 def parsed(text: str | bytes) -> Any:

@@ -10,16 +10,18 @@
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import ipaddress
 import re
 import secrets
 import socket
+import traceback
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 from aiohttp import web
 
-COOKIE = "flowtrain-token"
 HOST = re.compile(r"(\[(?P<address>[0-9a-fA-F:.]+)\]|(?P<name>[\w.-]+))(:\d+)?")
 HEADERS = {
     "Content-Security-Policy": (
@@ -65,8 +67,31 @@ def host_allowed(header: str, host: str) -> bool:
     return True
 
 
-def guard(host: str, token: str | None) -> Callable[..., Awaitable[web.StreamResponse]]:
+def cookie_name(token: str) -> str:
+    """Of its own for each server: cookies of one machine are the same for all of its ports."""
+    return f"flowtrain-{hashlib.sha256(token.encode()).hexdigest()[:12]}"
+
+
+class Faults:
+    """Our own bugs, as sentences; each place where one happened is told once."""
+
+    def __init__(self, tell: Callable[[str], None]) -> None:
+        self._tell = tell
+        self._places: set[str] = set()
+
+    def tell(self, error: Exception) -> str:
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else "?"
+        what = f"internal error {type(error).__name__} at {place}: {' '.join(str(error).split())[:200]}"
+        if place not in self._places:
+            self._places.add(place)
+            self._tell(f"warning: dashboard: {what}; the page goes on; this is a bug, please report it")
+        return what
+
+
+def guard(host: str, token: str | None, faults: Faults) -> Callable[..., Awaitable[web.StreamResponse]]:
     """A middleware for a server on `host`; `token`: None where everybody who reaches it may look."""
+    cookie = cookie_name(token or "")
 
     def knows(given: str | None) -> bool:
         return token is None or (
@@ -81,14 +106,18 @@ def guard(host: str, token: str | None) -> Callable[..., Awaitable[web.StreamRes
         by_link = request.query.get("token")
         if token is not None and by_link is not None and knows(by_link):
             moved = web.Response(status=303, headers={"Location": "/", **HEADERS})
-            moved.set_cookie(COOKIE, token, httponly=True, samesite="Strict", path="/")
+            moved.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
             return moved
-        if not knows(request.cookies.get(COOKIE)):
+        if not knows(request.cookies.get(cookie)):
             return refused(403, "the token is missing or wrong: open the whole address that flowtrain printed")
         try:
             return await answer(request)
         except web.HTTPException as error:
             return refused(error.status, error.reason)
+        except ConnectionError:
+            raise  # who asked has gone
+        except Exception as error:
+            return refused(500, faults.tell(error))
 
     return check
 

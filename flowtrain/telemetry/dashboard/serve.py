@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from aiohttp import web
@@ -23,27 +24,44 @@ LAST_LOOK_SECONDS = 1.0
 """Between the end of what is shown and the end of the server, so that open pages see how it ended."""
 
 
+def to_stderr(line: str) -> None:
+    """A line for the user; a terminal that has gone is no reason to end."""
+    with suppress(OSError, ValueError):
+        print(line, file=sys.stderr, flush=True)
+
+
 @contextmanager
-def serving(run_dirs: Sequence[Path], host: str = "127.0.0.1", port: int = 0) -> Iterator[str]:
+def serving(
+    run_dirs: Sequence[Path],
+    host: str = "127.0.0.1",
+    port: int = 0,
+    tell: Callable[[str], None] = to_stderr,
+    ended: threading.Event | None = None,
+) -> Iterator[str]:
     """Serve while the block runs; yields the address to open, with its token where `host` is not loopback.
 
-    `port` 0: a free one. PlanError where the address cannot be had, ConfigError for a folder that no run wrote.
+    `port` 0: a free one. `tell`: takes a line when the server fails, while the block goes on; `ended` is set when it no
+    longer serves. PlanError where the address cannot be had, ConfigError for a folder that no run wrote.
     """
     token = None if is_loopback(host) else new_token()
-    app = make_app(run_dirs, host, token)
+    app = make_app(run_dirs, host, token, tell)
     started: Future[tuple[int, asyncio.Event, asyncio.AbstractEventLoop]] = Future()
-    thread = threading.Thread(target=_run, args=(app, host, port, started), name="dashboard", daemon=True)
+    ended = ended or threading.Event()
+    thread = threading.Thread(target=_run, args=(app, host, port, started, ended, tell), name="dashboard", daemon=True)
     thread.start()
     try:
         port, stop, loop = started.result(timeout=START_SECONDS)
-    except OSError as error:
-        what = f"the dashboard cannot listen on {host}:{port}: {error.strerror}"
+    except TimeoutError as error:
+        raise PlanError(f"the dashboard did not start within {START_SECONDS:g} s: is the machine busy?") from error
+    except (OSError, UnicodeError, OverflowError) as error:  # the latter by what is no name of a host
+        what = f"the dashboard cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
         raise PlanError(f"{what}; choose another --port, or an address of this machine") from error
     shown = f"[{host}]" if ":" in host else host
     try:
         yield f"http://{shown}:{port}/" + (f"?token={token}" if token is not None else "")
     finally:
-        loop.call_soon_threadsafe(stop.set)
+        with suppress(RuntimeError):  # it has ended before
+            loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=STOP_SECONDS + LAST_LOOK_SECONDS)
 
 
@@ -52,6 +70,8 @@ def _run(
     host: str,
     port: int,
     started: Future[tuple[int, asyncio.Event, asyncio.AbstractEventLoop]],
+    ended: threading.Event,
+    tell: Callable[[str], None],
 ) -> None:
     async def serve() -> None:
         runner = web.AppRunner(app, access_log=None, logger=_log(), handler_cancellation=True, shutdown_timeout=0.2)
@@ -68,10 +88,14 @@ def _run(
 
     try:
         asyncio.run(serve())
-    except BaseException as error:  # told by the thread that asked
+    except BaseException as error:
         if started.done():
-            raise
-        started.set_exception(error)
+            what = f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+            tell(f"warning: the dashboard has ended ({what}); `flowtrain dashboard RUN_DIR` starts another")
+        else:
+            started.set_exception(error)  # told by the thread that asked
+    finally:
+        ended.set()
 
 
 def _log() -> logging.Logger:

@@ -7,14 +7,17 @@
 |---|---|---|
 | a stream | a change | `BEAT_SECONDS`, then a comment line shows whether anybody listens |
 | its sending | the browser to take it | `SEND_SECONDS`, then it is dropped |
-| a request | the lump that the reader is reading | one `CHUNK_BYTES` |
+| a request | the lump that the reader is reading | `SILENT_SECONDS`, then it is told to come again |
+
+A reader that fails, or whose files do not answer, is told on the page and once on the terminal, and goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -22,7 +25,7 @@ from typing import Any
 
 from aiohttp import web
 
-from flowtrain.telemetry.dashboard.guard import HEADERS, guard
+from flowtrain.telemetry.dashboard.guard import HEADERS, Faults, guard
 from flowtrain.telemetry.dashboard.view import RunView
 
 POLL_SECONDS = 0.25
@@ -31,6 +34,12 @@ PACE_SECONDS = 0.3
 
 BEAT_SECONDS = 10.0
 SEND_SECONDS = 10.0
+SILENT_SECONDS = 5.0
+"""A folder that has not answered for so long is out of reach."""
+
+AGAIN_SECONDS = 1.0
+"""Between two tries of a reader that fails."""
+
 MOST_STREAMS = 64
 MOST_NAMES = 400
 MOST_TIMELINE_STEPS = 50
@@ -40,17 +49,47 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 
 @dataclass(slots=True)
 class Followed:
-    """A run, its reader's lock, and the condition on which streams wait."""
+    """A run and its reader's lock; `trouble`: why the reader does not get on."""
 
     view: RunView
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    trouble: str | None = None
+
+    @property
+    def version(self) -> tuple[int, str | None]:
+        return self.view.version, self.trouble
+
+    def state(self) -> dict[str, Any]:
+        state = self.view.state()
+        return {**state, "problems": [*([self.trouble] if self.trouble else []), *state.get("problems", ())]}
+
+    def about(self) -> dict[str, Any]:
+        return {**self.view.about(), "state": self.state()}
+
+    async def poll(self) -> bool:
+        async with self.lock:
+            return await asyncio.to_thread(self.view.poll)
+
+    @asynccontextmanager
+    async def held(self) -> AsyncIterator[RunView]:
+        """The view, which nobody else uses meanwhile."""
+        try:
+            await asyncio.wait_for(self.lock.acquire(), SILENT_SECONDS)
+        except TimeoutError:
+            told = f"the files of {self.view.name} do not answer: is its disk there?"
+            raise web.HTTPServiceUnavailable(reason=told) from None
+        try:
+            yield self.view
+        finally:
+            self.lock.release()
 
 
 class Dashboard:
     """The application for some runs; `make_app` serves it."""
 
-    def __init__(self, run_dirs: Sequence[Path]) -> None:
+    def __init__(self, run_dirs: Sequence[Path], faults: Faults) -> None:
         self._runs = [Followed(RunView(path)) for path in run_dirs]
+        self._faults = faults
         self._changed = asyncio.Condition()
         self._num_streams = 0
         folder = resources.files(__package__) / "assets"
@@ -67,17 +106,31 @@ class Dashboard:
         await asyncio.gather(*readers, return_exceptions=True)
 
     async def _follow(self, run: Followed) -> None:
+        told = run.version
         while True:
-            before = run.view.version
-            async with run.lock:
-                more = await asyncio.to_thread(run.view.poll)
-            if run.view.version != before:
-                async with self._changed:
-                    self._changed.notify_all()
-            await asyncio.sleep(0 if more else POLL_SECONDS)
+            poll = asyncio.create_task(run.poll())
+            pause = POLL_SECONDS
+            while not (await asyncio.wait({poll}, timeout=SILENT_SECONDS))[0]:
+                run.trouble = f"The files of {run.view.name} do not answer: is its disk there? What is shown may be old"
+                told = await self._tell(run, told)
+            try:
+                pause = 0 if poll.result() else POLL_SECONDS
+                run.trouble = None
+            except Exception as error:
+                run.trouble = f"Not all can be read: {self._faults.tell(error)}"
+                pause = AGAIN_SECONDS
+            told = await self._tell(run, told)
+            await asyncio.sleep(pause)
 
-    def _versions(self) -> list[int]:
-        return [run.view.version for run in self._runs]
+    async def _tell(self, run: Followed, told: tuple[int, str | None]) -> tuple[int, str | None]:
+        """Wake the streams where there is news; returns what they know now."""
+        if run.version != told:
+            async with self._changed:
+                self._changed.notify_all()
+        return run.version
+
+    def _versions(self) -> list[tuple[int, str | None]]:
+        return [run.version for run in self._runs]
 
     def _named(self, request: web.Request) -> Followed:
         number = request.match_info["run"]
@@ -103,8 +156,8 @@ class Dashboard:
         """What is known of every run."""
         found = []
         for run in self._runs:
-            async with run.lock:
-                found.append(run.view.about())
+            async with run.held():
+                found.append(await asyncio.to_thread(run.about))
         return await _json(request, found)
 
     async def columns(self, request: web.Request) -> web.Response:
@@ -112,15 +165,15 @@ class Dashboard:
         run = self._named(request)
         names = [name for name in request.query.get("names", "").split(",") if name][:MOST_NAMES]
         start, generation = _number(request, "start", 1 << 30), _number(request, "generation", 1 << 30)
-        async with run.lock:
-            found = run.view.columns(names, start, generation)
+        async with run.held() as view:
+            found = view.columns(names, start, generation)
         return await _json(request, found)
 
     async def timeline(self, request: web.Request) -> web.Response:
         """`?steps=3`: who did what in the last steps."""
         run = self._named(request)
-        async with run.lock:
-            found = run.view.timeline(max(1, _number(request, "steps", MOST_TIMELINE_STEPS)))
+        async with run.held() as view:
+            found = view.timeline(max(1, _number(request, "steps", MOST_TIMELINE_STEPS)))
         return await _json(request, found)
 
     async def events(self, request: web.Request) -> web.StreamResponse:
@@ -131,11 +184,11 @@ class Dashboard:
         self._num_streams += 1
         try:
             await stream.prepare(request)
-            seen: list[int] = []
+            seen: list[tuple[int, str | None]] = []
             while True:
-                states = [run.view.state() for run in self._runs]
-                text = f"data: {json.dumps(states)}\n\n" if self._versions() != seen else ": still here\n\n"
-                seen = [state["version"] for state in states]
+                now, states = self._versions(), [run.state() for run in self._runs]
+                text = f"data: {json.dumps(states)}\n\n" if now != seen else ": still here\n\n"
+                seen = now
                 await asyncio.wait_for(stream.write(text.encode()), SEND_SECONDS)
                 await asyncio.sleep(PACE_SECONDS)
                 await self._change(seen)
@@ -144,7 +197,7 @@ class Dashboard:
         finally:
             self._num_streams -= 1
 
-    async def _change(self, seen: list[int]) -> None:
+    async def _change(self, seen: list[tuple[int, str | None]]) -> None:
         async with self._changed:
             try:
                 await asyncio.wait_for(self._changed.wait_for(lambda: self._versions() != seen), BEAT_SECONDS)
@@ -152,10 +205,11 @@ class Dashboard:
                 return
 
 
-def make_app(run_dirs: Sequence[Path], host: str, token: str | None) -> web.Application:
-    """The application; ConfigError for a folder that no run wrote."""
-    board = Dashboard(run_dirs)
-    app = web.Application(middlewares=[guard(host, token)])
+def make_app(run_dirs: Sequence[Path], host: str, token: str | None, tell: Callable[[str], None]) -> web.Application:
+    """The application; ConfigError for a folder that no run wrote. `tell`: takes each fault of our own, once."""
+    faults = Faults(tell)
+    board = Dashboard(run_dirs, faults)
+    app = web.Application(middlewares=[guard(host, token, faults)])
     app.cleanup_ctx.append(board.run)
     app.router.add_get("/", board.page)
     app.router.add_get("/assets/{name}", board.asset)

@@ -1,8 +1,10 @@
-"""How a run stands, by the small files of its folder: phase, error line, plan, rows skipped."""
+"""How a run stands, by the small files of its folder: phase, error line, plan, rows skipped; which cannot be read."""
 
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,36 +12,54 @@ from typing import Any
 import yaml
 
 from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED
-from flowtrain.telemetry.dashboard.foreign import mapping, number, sequence, single, text
+from flowtrain.telemetry.dashboard.foreign import UnreadableError, mapping, number, opened, sequence, single, text
 from flowtrain.telemetry.fatal import ERROR_FILE
-from flowtrain.telemetry.run_files import SUMMARY_FILE
-from flowtrain.telemetry.running import LOCK_FILE, live_holder
+from flowtrain.telemetry.run_files import METRICS_FILE, SUMMARY_FILE
+from flowtrain.telemetry.running import LOCK_FILE, live_process, other_host
 
 MOST_BYTES = 8 << 20
+ELSEWHERE_SECONDS = 300.0
+"""A run on another machine that has written no record for so long may be gone."""
+
 STOPPED = (EXIT_INTERRUPTED, EXIT_TERMINATED)
 
 
 class SmallFiles:
-    """Parsed files of a folder, read again only when they have changed."""
+    """Parsed files of a folder, read again only when they have changed.
+
+    Attributes:
+        problems: name of a file that is there and cannot be read ▶ why.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
         self._known: dict[str, tuple[tuple[int, int, int], Any]] = {}
+        self.problems: dict[str, str] = {}
 
     def read(self, name: str) -> Any:
-        """Content of a JSON or YAML file; None when absent, torn, too large, or leading out of the folder."""
+        """Content of a JSON or YAML file; None when absent, empty, or not to be read."""
         path = self._root / name
         try:
-            if not path.resolve().is_relative_to(self._root):
-                return None
-            status = path.stat()
-            stamp = status.st_ino, status.st_mtime_ns, status.st_size
-            if name not in self._known or self._known[name][0] != stamp:
-                self._known[name] = stamp, None  # what cannot be parsed is not tried again
-                parse: Callable[[str], Any] = json.loads if path.suffix == ".json" else yaml.safe_load
-                content = path.read_text(encoding="utf-8") if status.st_size <= MOST_BYTES else "null"
-                self._known[name] = stamp, parse(content)
-        except (OSError, ValueError, RecursionError, yaml.YAMLError):
+            with opened(path, self._root) as file:
+                status = os.fstat(file.fileno())
+                stamp = status.st_ino, status.st_mtime_ns, status.st_size
+                if name not in self._known or self._known[name][0] != stamp:
+                    self._known[name] = stamp, None  # what cannot be parsed is not tried again
+                    self.problems.pop(name, None)
+                    if status.st_size > MOST_BYTES:
+                        raise UnreadableError(f"it is larger than {MOST_BYTES >> 20} MiB")
+                    parse: Callable[[str], Any] = json.loads if path.suffix in (".json", ".lock") else yaml.safe_load
+                    content = file.read(MOST_BYTES).decode()
+                    self._known[name] = stamp, parse(content) if content.strip() else None
+        except FileNotFoundError:
+            self._known.pop(name, None)
+            self.problems.pop(name, None)
+            return None
+        except UnreadableError as error:
+            self.problems[name] = str(error)
+            return None
+        except (ValueError, RecursionError, yaml.YAMLError) as error:
+            self.problems[name] = _fault(error, "JSON" if path.suffix in (".json", ".lock") else "YAML")
             return None
         return self._known[name][1]
 
@@ -51,18 +71,37 @@ class SmallFiles:
             return 0.0
 
 
-def phase_of(root: Path, files: SmallFiles, num_steps: int) -> dict[str, Any]:
+def _fault(error: Exception, kind: str) -> str:
+    if isinstance(error, UnicodeDecodeError):
+        return "it is not UTF-8"
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    line = getattr(error, "lineno", None)
+    if line is None and (mark := getattr(error, "problem_mark", None)) is not None:
+        line = mark.line + 1
+    return f"it is no {kind}" + (f" (line {line})" if line else "")
+
+
+def phase_of(files: SmallFiles, num_steps: int) -> dict[str, Any]:
     """`phase`: starting, running, done, stopped, failed or lost, with `exit_code` and `line` where they are known."""
-    started = mapping(files.read(LOCK_FILE)).get("started", 0.0)
-    ended = files.changed_at(SUMMARY_FILE) if isinstance(started, float | int) else 0.0
-    if live_holder(root / LOCK_FILE) is not None and ended <= started:
-        return {"phase": "running" if num_steps else "starting", "exit_code": None, "line": None}
+    holder = mapping(files.read(LOCK_FILE))
+    started = number(holder.get("started"))
+    going_on = {"phase": "running" if num_steps else "starting", "exit_code": None, "line": None}
+    ended = files.changed_at(SUMMARY_FILE)
+    if ended <= started and live_process(holder) is not None:
+        return going_on
     error = mapping(files.read(ERROR_FILE))
+    if (host := other_host(holder)) is not None and ended <= started and not error:
+        written = max(started, files.changed_at(METRICS_FILE))
+        if time.time() - written < ELSEWHERE_SECONDS:
+            return going_on
+        told = f"The run on {host[:80]} has written nothing for {ELSEWHERE_SECONDS:g} s: it is slow, or was killed."
+        return {"phase": "lost", "exit_code": None, "line": told}
     code, line = error.get("exit_code"), error.get("line")
     if code is None:
         code = mapping(files.read(SUMMARY_FILE)).get("exit")
     if not isinstance(code, int):
-        told = "The run left no word of its end: it was killed, or runs on another machine."
+        told = "The run left no word of its end: it was killed."
         return {"phase": "lost", "exit_code": None, "line": told}
     phase = "done" if code == 0 else "stopped" if code in STOPPED else "failed"
     return {"phase": phase, "exit_code": code, "line": text(line) if line and code else None}

@@ -50,7 +50,7 @@ class _Track:
 
 
 class Tracks:
-    """`version` is another number when there is something new."""
+    """`version` is another number when there is something new; `problem`: which file cannot be read, and why."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -58,13 +58,19 @@ class Tracks:
         self._marks: deque[tuple[int, int]] = deque(maxlen=HELD_STEPS)
         self._offsets: dict[str, int] = {}
         self.version = 0
+        self.problem: str | None = None
 
     def poll(self) -> bool:
         """Read on; whether there is more to read."""
-        folder = self._root / TRACE_FOLDER
-        if not folder.is_dir():
+        try:
+            found = sorted(path for path in (self._root / TRACE_FOLDER).iterdir() if path.suffix == ".jsonl")
+        except FileNotFoundError:
             return False
-        for path in sorted(folder.glob("*.jsonl")):
+        except OSError as error:
+            self.problem = f"{TRACE_FOLDER} cannot be read: {error.strerror}"
+            return False
+        self.problem = None
+        for path in found:
             side = path.stem.rpartition("-")[0]
             if path.stem not in self._tracks and (side in SIDES or path.stem == CONTROLLER):
                 self._tracks[path.stem] = _Track(path, self._root)
@@ -81,6 +87,8 @@ class Tracks:
                         self._offsets[name] = nanoseconds
             self.version += track.tail.offset != before
             more = more or not track.tail.at_end
+            if track.tail.problem is not None:
+                self.problem = f"{TRACE_FOLDER}/{track.name}.jsonl cannot be read: {track.tail.problem}"
         return more
 
     def newest(self, num_steps: int) -> dict[str, Any] | None:

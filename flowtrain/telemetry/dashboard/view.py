@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter, deque
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from flowtrain.errors import ConfigError
 from flowtrain.telemetry.dashboard.charts import described, page_charts
 from flowtrain.telemetry.dashboard.foreign import mapping, number, parsed, sequence, single, text
 from flowtrain.telemetry.dashboard.history import History
+from flowtrain.telemetry.dashboard.records import Records
 from flowtrain.telemetry.dashboard.state import SmallFiles, phase_of, plan_of, total_steps
 from flowtrain.telemetry.dashboard.tail import Tail
 from flowtrain.telemetry.dashboard.tracks import Tracks
@@ -24,6 +26,7 @@ from flowtrain.telemetry.run_files import DECISIONS_FILE, METRICS_FILE, SUMMARY_
 
 PLACEMENT_FILE = "placement.json"
 HELD_DECISIONS = 100
+MOST_PROBLEMS = 8
 PACE_STEPS = 20
 """Steps whose mean time tells how long the rest takes."""
 
@@ -43,7 +46,7 @@ class RunView:
         self.history = History()
         self.tracks = Tracks(self.root)
         self.version = 0
-        self._records = Tail(self.root / METRICS_FILE, self.root)
+        self._records = Records(self.root)
         self._log = Tail(self.root / DECISIONS_FILE, self.root)
         self._files = SmallFiles(self.root)
         self._decisions: deque[dict[str, Any]] = deque(maxlen=HELD_DECISIONS)
@@ -51,7 +54,6 @@ class RunView:
         self._pace: deque[float] = deque(maxlen=PACE_STEPS)
         self._totals = {ROWS.name: 0, ROWS_SKIPPED.name: 0}
         self._reasons: Counter[str] = Counter()
-        self._bad_lines = 0
         self._state: dict[str, Any] = {}
 
     def poll(self) -> bool:
@@ -59,7 +61,7 @@ class RunView:
         changed = self._read_records()
         changed = self._read_decisions() or changed
         before = self.tracks.version
-        more = self.tracks.poll() or not self._records.at_end or not self._log.at_end
+        more = self.tracks.poll() or not self._records.tail.at_end or not self._log.at_end
         state = self._stand()
         changed = changed or self.tracks.version != before or state != self._state
         self._state = state
@@ -67,22 +69,14 @@ class RunView:
         return more
 
     def _read_records(self) -> bool:
-        anew, lines = self._records.read()
+        anew, records = self._records.read()
         if anew:
             self.history.restart()
             self._pace.clear()
             self._totals = dict.fromkeys(self._totals, 0)
             self._reasons.clear()
-            self._bad_lines = 0
-        for line in lines:
-            record = parsed(line)
-            if not isinstance(record, dict):
-                self._bad_lines += 1
-                continue
-            before = self.history.step
+        for record in records:
             self.history.add(record)
-            if self.history.step == before:
-                continue
             if seconds := number(record.get(STEP_SECONDS.name)):
                 self._pace.append(seconds)
             for name in self._totals:
@@ -90,7 +84,7 @@ class RunView:
             if record.get(ROWS_SKIPPED.name):
                 reasons = ((ROWS_SKIPPED_OF.part(name), value) for name, value in record.items())
                 self._reasons.update({reason: value for reason, value in reasons if reason and isinstance(value, int)})
-        return anew or bool(lines)
+        return anew or bool(records)
 
     def _read_decisions(self) -> bool:
         anew, lines = self._log.read()
@@ -108,12 +102,29 @@ class RunView:
     def _stand(self) -> dict[str, Any]:
         step = self.history.step
         total = total_steps(mapping(self._files.read("config.yaml")), self._composition)
-        state = phase_of(self.root, self._files, step)
+        state = phase_of(self._files, step)
         left = None
         if state["phase"] == "running" and total is not None and self._pace:
             left = max(0, total - step) * sum(self._pace) / len(self._pace)
-        size = self._records.size
-        return {**state, "step": step, "total": total, "left": left, "read": self._records.offset / size if size else 1}
+        tail, live = self._records.tail, state["phase"] in ("starting", "running")
+        for name in (SUMMARY_FILE, "plan.yaml", PLACEMENT_FILE):
+            self._files.read(name)  # so that what is wrong with them is told
+        problems = [*self._records.problems(live), *self._log_problems()]
+        problems += [f"{name} cannot be read: {why}" for name, why in self._files.problems.items()]
+        return {
+            **state,
+            "step": step,
+            "total": total,
+            "left": left,
+            "read": tail.offset / tail.size if tail.size and not tail.at_end else 1,
+            "problems": [one[:300] for one in problems[:MOST_PROBLEMS]],
+        }
+
+    def _log_problems(self) -> Iterator[str]:
+        if self._log.problem is not None:
+            yield f"{DECISIONS_FILE} cannot be read: {self._log.problem}"
+        if self.tracks.problem is not None:
+            yield self.tracks.problem
 
     # --- what the page asks for ---------------------------------------------------------------------------------------
 
@@ -162,7 +173,6 @@ class RunView:
                 ],
                 "ended": bool(summary),
             },
-            "bad_lines": self._bad_lines,
             "decisions": [_told(entry) for entry in reversed(self._decisions)],
         }
 

@@ -4,8 +4,8 @@
 //                             rest changed?   ──▶ /api/runs ──▶ charts' series, panels
 
 import { Card, options } from "./chart.js";
-import { el, get } from "./dom.js";
-import { header, panels, tileNames, tiles } from "./panels.js";
+import { el, get, GONE } from "./dom.js";
+import { header, panels, problems, tileNames, tiles } from "./panels.js";
 import { Timeline } from "./timeline.js";
 
 const NAMES_A_REQUEST = 150, ABOUT_MS = 2000, RETRY_MS = 3000;
@@ -51,7 +51,12 @@ async function load(run, number, state) {
     for (const card of charts.values()) card.update();
     for (const card of picked.values()) card.update();
     tiles($("tiles"), runs);
-  } catch (error) { link(error.message); } finally {
+    if (run.failed) { run.failed = false; link(""); }
+  } catch (error) {
+    run.failed = true;
+    link(error.message);
+    setTimeout(() => load(run, number, run.state), RETRY_MS);
+  } finally {
     run.busy = false;
     if (run.again) { const next = run.again; run.again = null; load(run, number, next); }
   }
@@ -111,7 +116,7 @@ async function about() {
     showCharts(); showPicker();
     panels($("panels"), runs);
     found.forEach((one, number) => { if (wanted(runs[number]).some((name) => one.metrics.some((metric) => metric.name === name) && !(name in runs[number].columns.series))) load(runs[number], number, one.state); });
-  } catch (error) { link(error.message); }
+  } catch (error) { link(error.message); setTimeout(about, RETRY_MS); }
 }
 
 function changed(states) {
@@ -121,8 +126,18 @@ function changed(states) {
     if (state.generation !== run.columns.generation || state.step !== before.step || run.columns.steps.length < state.buckets) load(run, number, state);
     timeline.changed(number, state.timeline);
   });
-  header($("runs"), $("alert"), runs);
+  heads();
   about();
+}
+
+function heads() { header($("runs"), $("alert"), runs); problems($("problems"), runs); }
+
+// A server that is busy, or whose disk does not answer, may do so later.
+async function first() {
+  for (;;) {
+    try { const found = await get("/api/runs"); link(""); return found; }
+    catch (error) { link(error.message); await new Promise((later) => setTimeout(later, RETRY_MS)); }
+  }
 }
 
 async function start() {
@@ -131,11 +146,11 @@ async function start() {
   $("smooth").addEventListener("change", () => { options.smoothing = Number($("smooth").value); });
   $("reset").addEventListener("click", () => options.resetZoom());
   options.onZoom = (zoomed) => { $("reset").hidden = !zoomed; };
-  for (const one of await get("/api/runs")) runs.push({ name: one.name, about: one, state: one.state, columns: fresh() });
+  for (const one of await first()) runs.push({ name: one.name, about: one, state: one.state, columns: fresh() });
   const names = runs.map((run) => run.name);
   runs.forEach((run, n) => { if (names.indexOf(run.name) !== names.lastIndexOf(run.name)) run.name = `${run.name} (${n + 1})`; });
   document.title = `${names.join(", ")} – FlowTrain`;
-  header($("runs"), $("alert"), runs);
+  heads();
   showCharts(); showPicker();
   panels($("panels"), runs);
   timeline = new Timeline($("timeline"), runs);
@@ -153,7 +168,7 @@ function listen() {
   const opened = events = new EventSource("/api/events");
   opened.onmessage = (event) => { link(""); changed(JSON.parse(event.data)); };
   opened.onerror = () => {
-    link("not connected: what is shown may be old");
+    link(GONE);
     if (opened.readyState === EventSource.CLOSED && events === opened) { events = null; setTimeout(listen, RETRY_MS); }
   };
 }

@@ -56,8 +56,10 @@ export function colour(key, number) {
 
 export const variable = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 
+export const GONE = "not connected: what is shown may be old";
+
 export async function get(path) {
-  const answer = await fetch(path, { credentials: "same-origin" });
+  const answer = await fetch(path, { credentials: "same-origin" }).catch(() => { throw new Error(GONE); });
   if (!answer.ok) throw new Error((await answer.text()).trim() || `the server answered ${answer.status}`);
   return answer.json();
 }

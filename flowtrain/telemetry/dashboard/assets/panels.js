@@ -19,6 +19,12 @@ export function header(box, alert, runs) {
   alert.hidden = lines.length === 0;
 }
 
+export function problems(box, runs) {
+  const found = runs.flatMap(({ name, state }) => (state.problems ?? []).map((text) => (runs.length > 1 ? `${name}: ` : "") + text));
+  if ([...box.children].map((one) => one.textContent).join("\n") !== found.join("\n")) box.replaceChildren(...found.map((text) => el("li", { text })));
+  box.hidden = found.length === 0;
+}
+
 export function tiles(box, runs) {
   box.replaceChildren(...TILES.map(([metric, label, unit]) => {
     const values = runs.map((run) => run.columns.latest[metric] ?? null);
@@ -44,8 +50,7 @@ export function panels(box, runs) {
         el("div", { class: "scroll" }, table(["about", ""], facts.map(([key, value]) => [key, String(value)])))),
       card(`Who runs where${of}`, plan.nodes.length ? scroll("Who runs where", table(["node", "processes"], plan.nodes.map((node) => [String(node.node), node.who.join(" · ")]))) : el("p", { class: "quiet", text: "No plan yet." })),
       card(`Rows${of}`, el("p", { text: `${format(rows.trained)} trained, ${format(rows.skipped)} skipped` }),
-        rows.reasons.length ? scroll("Rows skipped by reason", table(["reason", "rows", "first ids"], rows.reasons.map((one) => [one.reason, one.count, one.ids.join(", ")]))) : el("p", { class: "quiet", text: rows.ended ? "No row was skipped." : "No row was skipped so far." }),
-        about.bad_lines ? el("p", { class: "quiet", text: `${about.bad_lines} lines of metrics.jsonl cannot be read.` }) : null),
+        rows.reasons.length ? scroll("Rows skipped by reason", table(["reason", "rows", "first ids"], rows.reasons.map((one) => [one.reason, one.count, one.ids.join(", ")]))) : el("p", { class: "quiet", text: rows.ended ? "No row was skipped." : "No row was skipped so far." })),
       card(`Decisions${of}`, about.decisions.length ? scroll("Decisions, newest first", table(["step", "kind", "what"], about.decisions.map((one) => [one.step ?? null, one.kind === "proposal" ? el("b", { text: "proposal" }) : one.kind, el("code", { text: one.text })]))) : el("p", { class: "quiet", text: "decisions.jsonl is empty." })),
     ];
   }));

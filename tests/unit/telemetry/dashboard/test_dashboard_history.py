@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -68,7 +69,30 @@ def test_a_link_out_of_the_folder_is_not_followed(tmp_path: Path) -> None:
     root.mkdir()
     (tmp_path / "secret").write_text("secret\n")
     (root / "metrics.jsonl").symlink_to(tmp_path / "secret")
-    assert Tail(root / "metrics.jsonl", root).read() == (False, [])
+    tail = Tail(root / "metrics.jsonl", root)
+    assert tail.read() == (False, [])
+    assert tail.problem == "it is a link that leads out of the run's folder"
+
+
+def test_what_cannot_be_read_is_told_and_what_was_read_stays(tmp_path: Path) -> None:
+    file = tmp_path / "metrics.jsonl"
+    tail = Tail(file, tmp_path)
+    file.write_bytes(b"1\n2\nto")
+    assert tail.read() == (False, [b"1", b"2"])
+    assert tail.torn_bytes == 2
+    file.rename(tmp_path / "aside")
+    file.mkdir()
+    assert (tail.read(), tail.problem) == ((False, []), "Is a directory")
+    file.rmdir()
+    os.mkfifo(file)  # nobody writes to it: opening it must not wait
+    assert (tail.read(), tail.problem) == ((False, []), "it is no regular file")
+    file.unlink()
+    (tmp_path / "aside").rename(file)
+    with file.open("ab") as end:
+        end.write(b"rn\n")
+    assert (tail.read(), tail.problem, tail.torn_bytes) == ((False, [b"torn"]), None, 0)
+    file.unlink()
+    assert (tail.read(), tail.problem) == ((True, []), None)
 
 
 def filled(values: list[float | None], most_buckets: int) -> History:

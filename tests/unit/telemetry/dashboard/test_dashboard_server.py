@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import http.client
 import json
+import os
+import re
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 
 from flowtrain.errors import ConfigError, PlanError
-from flowtrain.telemetry.dashboard.guard import HEADERS, host_allowed
+from flowtrain.telemetry.dashboard import server as server_module
+from flowtrain.telemetry.dashboard.guard import HEADERS, cookie_name, host_allowed
 from flowtrain.telemetry.dashboard.serve import serving
+from flowtrain.telemetry.dashboard.view import RunView
 
 HOSTILE = "</script><script>alert(1)</script>"
 
@@ -126,10 +134,24 @@ def test_text_of_a_run_travels_as_json_only(port: int) -> None:
     assert json.loads(body)[0]["rows"]["reasons"][0]["reason"] == HOSTILE
 
 
-def until_read(port: int) -> None:
+def state_of(port: int) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(ask(port, "/api/runs")[1])[0]["state"]
+    return found
+
+
+def problem_of(port: int) -> str:
+    return "; ".join(state_of(port)["problems"])
+
+
+def until(true: Callable[[], bool], what: str) -> None:
     deadline = time.monotonic() + 10
-    while json.loads(ask(port, "/api/runs")[1])[0]["state"]["step"] < 1:
-        assert time.monotonic() < deadline, "the reader read nothing in 10 s"
+    while not true():
+        assert time.monotonic() < deadline, f"{what} in 10 s"
+        time.sleep(0.01)
+
+
+def until_read(port: int) -> None:
+    until(lambda: state_of(port).get("step", 0) >= 1, "a record")
 
 
 def test_beyond_loopback_a_token_is_asked_for(run_dir: Path) -> None:
@@ -148,7 +170,8 @@ def test_beyond_loopback_a_token_is_asked_for(run_dir: Path) -> None:
         assert ask(port, "/api/runs", Cookie=cookie.split(";")[0])[0] == 200
         assert ask(port, f"//evil.example/?token={token}")[2]["Location"] == "/"
         for wrong in ("wrong", "\xff\xfe"):
-            assert ask(port, "/api/runs", Cookie=f"flowtrain-token={wrong}")[0] == 403
+            assert ask(port, "/api/runs", Cookie=f"{cookie.split('=')[0]}={wrong}")[0] == 403
+    assert cookie_name(token) != cookie_name(token[:-1]), "a second server on this machine does not lock the first out"
 
 
 def stream(port: int) -> socket.socket:
@@ -186,5 +209,81 @@ def test_changes_are_told_and_a_client_that_never_reads_holds_nobody_up(tmp_path
 def test_an_address_that_is_taken_and_a_folder_that_is_none_are_told(run_dir: Path, tmp_path: Path, port: int) -> None:
     with pytest.raises(PlanError, match=r"cannot listen on .*another --port"), serving([run_dir], port=port):
         pass
+    for host in ("a..b", "999.1.1.1", "no such host"):
+        with pytest.raises(PlanError, match=rf"cannot listen on {host}:0: \S+"), serving([run_dir], host):
+            pass
     with pytest.raises(ConfigError, match="not the folder of a run"), serving([tmp_path]):
         pass
+
+
+class Failing(RunView):
+    """A run whose reader fails from the second look on, until `mended`."""
+
+    mended = False
+
+    def poll(self) -> bool:
+        if self.version and not self.mended:
+            raise KeyError("step")
+        return super().poll()
+
+
+def test_a_reader_that_fails_is_told_once_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    monkeypatch.setattr(server_module, "RunView", Failing)
+    monkeypatch.setattr(server_module, "AGAIN_SECONDS", 0.01)
+    told: list[str] = []
+    with serving([tmp_path], tell=told.append) as address:
+        port = urlsplit(address).port or 0
+        until_read(port)
+        until(lambda: bool(state_of(port)["problems"]), "word of the failure")
+        assert re.match(r"Not all can be read: internal error KeyError at \w+\.py:\d+: 'step'", problem_of(port))
+        time.sleep(0.1)  # as many more failures as there are
+        assert [line.split(":")[0] for line in told] == ["warning"]
+        monkeypatch.setattr(Failing, "mended", True)
+        with (tmp_path / "metrics.jsonl").open("a") as file:
+            file.write('{"step": 2}\n')
+        until(lambda: state_of(port)["step"] == 2, "the reader to go on")
+        until(lambda: "internal" not in problem_of(port), "the end of the word of failure")
+
+
+class Silent(RunView):
+    """A run on a disk that does not answer, until `answers` is set."""
+
+    answers = threading.Event()
+
+    def poll(self) -> bool:
+        assert self.answers.wait(timeout=30)
+        return super().poll()
+
+
+def test_a_disk_that_does_not_answer_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    monkeypatch.setattr(server_module, "RunView", Silent)
+    monkeypatch.setattr(server_module, "SILENT_SECONDS", 0.2)
+    monkeypatch.setattr(server_module, "PACE_SECONDS", 0.01)
+    with serving([tmp_path]) as address:
+        port = urlsplit(address).port or 0
+        status, body, _ = ask(port, "/api/runs")
+        assert status == 503
+        assert "do not answer: is its disk there?" in body
+        with stream(port) as client, client.makefile("rb") as lines:
+            told = next(line for line in lines if b"do not answer" in line)
+            assert told.startswith(b"data: ")
+            Silent.answers.set()
+            assert next(line for line in lines if line.startswith(b"data: ") and b"do not answer" not in line)
+
+
+def test_a_server_that_dies_is_told_and_the_run_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    monkeypatch.setattr(asyncio.Event, "wait", dies)
+    told: list[str] = []
+    ended = threading.Event()
+    with serving([tmp_path], tell=told.append, ended=ended) as address:
+        assert address
+        assert ended.wait(timeout=10)
+    (line,) = told
+    assert line.startswith("warning: the dashboard has ended (OSError: [Errno 24] Too many open files)")
+
+
+async def dies(event: asyncio.Event) -> bool:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))

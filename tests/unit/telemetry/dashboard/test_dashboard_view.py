@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +16,7 @@ import pytest
 
 from flowtrain.errors import ConfigError
 from flowtrain.telemetry.dashboard.charts import CHARTS, page_charts
-from flowtrain.telemetry.dashboard.state import SmallFiles
+from flowtrain.telemetry.dashboard.state import ELSEWHERE_SECONDS, SmallFiles
 from flowtrain.telemetry.dashboard.view import RunView
 from flowtrain.telemetry.metrics import METRICS
 
@@ -153,13 +155,97 @@ def test_files_that_are_not_what_they_should_be_do_no_harm(run_dir: Path, plan: 
     (run_dir / "config.yaml").write_text("just text")
     (run_dir / "metrics.jsonl").write_text("[]\nnull\n{\n" + record(1))
     (run_dir / "decisions.jsonl").write_text("7\n" + json.dumps({"step": 1, "kind": "x", "long": "y" * 5000}) + "\n")
-    about = viewed(run_dir).about()
-    assert about["bad_lines"] == 3
+    view = viewed(run_dir)
+    about = view.about()
+    assert "3 lines of metrics.jsonl cannot be shown: line 1, is no JSON object" in view.state()["problems"]
     assert len(about["decisions"]) == 1
     assert len(about["decisions"][0]["text"]) < 500
     outside = run_dir / "summary.json"
     outside.symlink_to("/etc/hostname")
     assert viewed(run_dir).about()["rows"]["reasons"] == []
+
+
+def problems(run_dir: Path) -> list[str]:
+    told = viewed(run_dir).state()["problems"]
+    assert isinstance(told, list)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (b'{"step": 1}\n\xff\xfe{"a"\n', "1 line of metrics.jsonl cannot be shown: line 2, is not UTF-8"),
+        (b'{"step": 1}\n{"step": 1}\n', "1 line of metrics.jsonl cannot be shown: line 2, goes back from step 1 to 1"),
+        (b'7\n{"step": 1}\n', "1 line of metrics.jsonl cannot be shown: line 1, is no JSON object"),
+        (b'{"loss": 1}\n{"step": "2"}\n', "2 lines of metrics.jsonl cannot be shown: line 1, has no step"),
+        (b'{"step": 1}\n{"step": 2', "The last line of metrics.jsonl is torn"),
+        (b"", "There is no record in metrics.jsonl"),
+        (None, "There is no record in metrics.jsonl"),
+    ],
+)
+def test_what_of_the_records_cannot_be_shown_is_told(run_dir: Path, content: bytes | None, told: str) -> None:
+    (run_dir / "summary.json").write_text('{"exit": 0}')
+    assert problems(run_dir) == []
+    (run_dir / "metrics.jsonl").unlink()
+    if content is not None:
+        (run_dir / "metrics.jsonl").write_bytes(content)
+    (problem,) = problems(run_dir)
+    assert problem.startswith(told)
+
+
+def test_a_live_run_has_a_last_line_without_an_end_and_at_first_no_record(run_dir: Path) -> None:
+    alive(run_dir)
+    with (run_dir / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 3, "ha')
+    assert problems(run_dir) == []
+    (run_dir / "metrics.jsonl").unlink()
+    assert problems(run_dir) == []
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "decisions.jsonl", "config.yaml", "summary.json", "traces"])
+def test_a_file_that_is_not_to_be_read_is_named_with_the_reason(run_dir: Path, name: str) -> None:
+    alive(run_dir)
+    (run_dir / name).unlink(missing_ok=True)
+    if name == "traces":
+        (run_dir / name).write_text("")
+    else:
+        (run_dir / name).mkdir()
+    (problem,) = problems(run_dir)
+    assert re.match(rf"{name} cannot be read: (Is|Not) a directory", problem)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("summary.json", b"{\n'", r"it is no JSON \(line 2\)"),
+        ("config.yaml", b"a: 1\nb: [", r"it is no YAML \(line \d\)"),
+        ("plan.yaml", b"\xff", "it is not UTF-8"),
+    ],
+)
+def test_a_small_file_that_cannot_be_parsed_is_named_until_it_can(
+    run_dir: Path, name: str, content: bytes, why: str
+) -> None:
+    alive(run_dir)
+    (run_dir / name).write_bytes(content)
+    view = viewed(run_dir)
+    (problem,) = view.state()["problems"]
+    assert re.fullmatch(rf"{name} cannot be read: {why}", problem)
+    (run_dir / name).write_text("{}")
+    view.poll()
+    assert view.state()["problems"] == []
+
+
+def test_a_run_on_another_machine_lives_as_long_as_it_writes(run_dir: Path) -> None:
+    started = time.time() - 1000
+    holder = {"pid": os.getpid(), "started": psutil.Process().create_time(), "host": "elsewhere"}
+    (run_dir / "flowtrain.lock").write_text(json.dumps({**holder, "started": started}))
+    assert viewed(run_dir).state()["phase"] == "running"
+    os.utime(run_dir / "metrics.jsonl", (started, time.time() - ELSEWHERE_SECONDS - 5))
+    state = viewed(run_dir).state()
+    assert state["phase"] == "lost"
+    assert "elsewhere has written nothing for" in state["line"]
+    (run_dir / "summary.json").write_text('{"exit": 0}')
+    assert viewed(run_dir).state()["phase"] == "done"
 
 
 DEEP = "[" * 100_000
