@@ -36,16 +36,19 @@ def doctor(
     debug: Debug = False,
 ) -> None:
     """Check this machine or the nodes of a cluster for a run, and say what to change."""
-    from flowtrain.cli.job import is_dashboard
+    from flowtrain.cli.job import check_head, is_dashboard
     from flowtrain.config.loading import load_config
     from flowtrain.runtime.guard import inside
 
     config = load_config(path, overrides or (), check_files=False).config if path is not None else None
-    address = address or os.environ.get("RAY_ADDRESS") or (config.cluster.address if config is not None else None)
+    given = (address or os.environ.get("RAY_ADDRESS") or "").strip() or None
+    address = given or (config.cluster.address if config is not None else None)
     if address is not None and is_dashboard(address) and inside():
         address = "auto"
     if address is not None and is_dashboard(address):
         raise typer.Exit(_as_job(address, config, bench, json_file))
+    if address is not None:
+        check_head(address)
     pairs: list[PairFacts] = []
     if address is None:
         from flowtrain.runtime.doctor import examine_here

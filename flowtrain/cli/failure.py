@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 import tempfile
 import traceback
 from collections.abc import Mapping
@@ -24,6 +23,7 @@ from types import FrameType
 from typing import Any
 
 from flowtrain.errors import EXIT_BUG, ConfigError, FlowTrainError, Interrupted, Terminated
+from flowtrain.telemetry.streams import tell
 
 JOB = "FLOWTRAIN_JOB"
 """Set in the environment of a command that was submitted as a job."""
@@ -53,7 +53,7 @@ def _raise(number: int, frame: FrameType | None) -> None:
 def report(error: BaseException) -> int:
     """Print the last line for `error` and return the exit code; never raises."""
     if debug.get():
-        traceback.print_exception(error, file=sys.stderr)
+        tell("".join(traceback.format_exception(error)), end="")
     if isinstance(error, PermissionError) and error.filename is not None:
         where = os.fsdecode(error.filename)
         error = ConfigError(f"{where}: {error.strerror}; give a path that you may use, or change its rights")
@@ -74,9 +74,9 @@ def last_line(line: str | None, exit_code: int, result: Mapping[str, Any] | None
     `--json` writes."""
     if JOB in os.environ:
         record = {"exit": exit_code, "line": line, "result": result}
-        print(f"{JOB_END}{json.dumps(record)}", file=sys.stderr, flush=True)
+        tell(f"{JOB_END}{json.dumps(record)}")
     if line:
-        print(line, file=sys.stderr, flush=True)
+        tell(line)
 
 
 def _write_traceback(error: BaseException) -> Path | None:
@@ -93,5 +93,5 @@ def _write_traceback(error: BaseException) -> Path | None:
             file.write(text)
             return Path(file.name)
     except OSError:
-        traceback.print_exception(error, file=sys.stderr)
+        tell(text, end="")
         return None

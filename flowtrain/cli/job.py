@@ -12,6 +12,9 @@ last line, as one record that only a follower reads.
 | signal here | first | second |
 |---|---|---|
 | SIGINT, SIGTERM | asks the job to stop in order: it finishes its step and saves | leaves it to do so alone |
+| the same while the job is sent | the same, for a job that may not be there yet; ends at once | |
+
+Whoever reads stdout may go away (`| head`): the job is followed on to its end, for the exit code.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import signal
 import socket
 import sys
@@ -30,8 +34,18 @@ from typing import TYPE_CHECKING, Any
 
 from flowtrain import mirror
 from flowtrain.cli.failure import JOB, JOB_END
-from flowtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, EXIT_TERMINATED, ConfigError, LostProcessError, PlanError
+from flowtrain.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_TERMINATED,
+    ConfigError,
+    Interrupted,
+    LostProcessError,
+    PlanError,
+    Terminated,
+)
 from flowtrain.runtime.guard import inside
+from flowtrain.telemetry.streams import tell
 
 if TYPE_CHECKING:
     from flowtrain.config.schema import Config
@@ -47,7 +61,7 @@ def is_dashboard(address: str | None) -> bool:
 
 def address_override(option: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
     """What `--address`, or else RAY_ADDRESS, says in place of the config's `cluster.address`."""
-    address = option or environment.get("RAY_ADDRESS")
+    address = (option or environment.get("RAY_ADDRESS") or "").strip()
     return [f"cluster.address={address}"] if address else []
 
 
@@ -63,7 +77,19 @@ def as_job(config: Config, environment: Mapping[str, str] = os.environ) -> bool:
             f"cluster.address: {address} cannot carry a run: give the dashboard's URL (http://HEAD:8265) to submit a "
             f"job, or HOST:PORT to join the cluster from one of its nodes"
         )
+    if address is not None and not is_dashboard(address):
+        check_head(address)
     return is_dashboard(address) and not inside(environment)
+
+
+def check_head(address: str) -> None:
+    """Raises `ConfigError` where `address`, no URL, is of no cluster either."""
+    host, _, port = address.rpartition(":")
+    if address != "auto" and not (host and port.isdecimal() and 0 < int(port) < 65536):
+        raise ConfigError(
+            f"cluster.address: {address} lacks a port: give HOST:PORT of the head (6379 by default) to join its "
+            f"cluster from one of its nodes, or the dashboard's URL, http://HEAD:8265, to submit a job"
+        )
 
 
 def joined(config: Config, environment: Mapping[str, str] = os.environ) -> Config:
@@ -132,7 +158,23 @@ def submit(
     if config is not None:
         sent["config.yaml"] = dump_resolved(_with_address(config, "auto"))
         metadata["flowtrain_run_dir"] = str(config.run.dir)
-    return jobs, jobs.submit(arguments, sent, variables, metadata)
+    job_id = f"flowtrain_{secrets.token_hex(8)}"
+    try:
+        jobs.submit(job_id, arguments, sent, variables, metadata)
+    except (Interrupted, Terminated) as error:
+        raise type(error)(f"{error} while job {job_id} was being sent: {_withdrawn(jobs, job_id)}") from error
+    return jobs, job_id
+
+
+def _withdrawn(jobs: Jobs, job_id: str) -> str:
+    """What has become of a job that is wanted no more and may not be there."""
+    try:
+        jobs.stop(job_id)
+    except ConfigError:
+        return "it is not on the cluster"
+    except PlanError:
+        return f"it may be on the cluster; see `flowtrain jobs list --address {jobs.address}`"
+    return "it was asked to stop"
 
 
 def follow(jobs: Jobs, job_id: str, stopping: str, json_file: Path | None = None) -> int:
@@ -140,25 +182,30 @@ def follow(jobs: Jobs, job_id: str, stopping: str, json_file: Path | None = None
 
     A signal asks the job to stop, as the module's table says; `stopping`: what it then does, told on screen.
     """
-    log = JobLog()
+    log, asked, heard = JobLog(), False, False
     with _signals() as received:
-        asked = 0
         for piece in jobs.follow(job_id):
-            print(log.feed(piece), end="", flush=True)
-            while asked < len(received):
-                asked += 1
-                if asked > 1:
-                    return _detached(received[0], jobs, job_id)
-                print(
-                    f"asking job {job_id} to stop: {stopping}; once more leaves it to do so alone",
-                    file=sys.stderr,
-                    flush=True,
-                )
-                jobs.stop(job_id)
+            tell(log.feed(piece), end="", stream=sys.stdout)
+            if received and not asked:
+                asked = True
+                tell(f"asking job {job_id} to stop: {stopping}; once more leaves it to do so alone")
+            if received and not heard:
+                heard = _stopped(jobs, job_id)
+            if len(received) > 1:
+                return _detached(received[0], jobs, job_id, heard)
             if log.end is not None:  # nothing that the run started is left by then
                 break
-    print(log.rest(), end="", flush=True)
+    tell(log.rest(), end="", stream=sys.stdout)
     return _ended(log, jobs, job_id, json_file)
+
+
+def _stopped(jobs: Jobs, job_id: str) -> bool:
+    """Ask; false where the dashboard does not hear it now. One that is gone is noticed by who follows."""
+    try:
+        jobs.stop(job_id)
+    except (PlanError, ConfigError):
+        return False
+    return True
 
 
 def watch(jobs: Jobs, job_id: str, quiet: bool = False) -> int:
@@ -184,7 +231,7 @@ def _ended(log: JobLog, jobs: Jobs, job_id: str, json_file: Path | None = None) 
 
         write_json(json_file, end["result"])
     if end["line"]:
-        print(end["line"], file=sys.stderr, flush=True)
+        tell(end["line"])
     return int(end["exit"])
 
 
@@ -238,12 +285,13 @@ def _guessed(job: Job) -> dict[str, Any]:
     }
 
 
-def _detached(first: signal.Signals, jobs: Jobs, job_id: str) -> int:
-    print(
-        f"left job {job_id}, which ends by itself: see it with `flowtrain jobs logs {job_id} --address {jobs.address}`",
-        file=sys.stderr,
-        flush=True,
-    )
+def _detached(first: signal.Signals, jobs: Jobs, job_id: str, heard: bool) -> int:
+    """`heard`: the dashboard has taken the request to stop."""
+    if heard:
+        state, command = "which ends by itself: see it with", "logs"
+    else:
+        state, command = "which could not be asked to stop and may run on: end it with", "stop"
+    tell(f"left job {job_id}, {state} `flowtrain jobs {command} {job_id} --address {jobs.address}`")
     return EXIT_INTERRUPTED if first is signal.SIGINT else EXIT_TERMINATED
 
 

@@ -10,6 +10,7 @@ import typer
 
 from flowtrain.cli.options import Debug, JsonFile
 from flowtrain.errors import ConfigError
+from flowtrain.telemetry.streams import tell
 
 if TYPE_CHECKING:
     from flowtrain.runtime.jobs import Job, Jobs
@@ -72,14 +73,14 @@ def stop(job_id: JobId, address: Address = None, debug: Debug = False) -> None:
     if not jobs.stop(job_id):
         typer.echo(f"job {job_id} had ended before ({jobs.job(job_id).status})")
         return
-    typer.echo(f"asked job {job_id} to stop: it finishes its step and saves", err=True)
+    tell(f"asked job {job_id} to stop: it finishes its step and saves")
     watch(jobs, job_id, quiet=True)
 
 
 def _jobs(address: str | None) -> Jobs:
     from flowtrain.cli.job import is_dashboard
 
-    address = address or os.environ.get("RAY_ADDRESS")
+    address = (address or os.environ.get("RAY_ADDRESS") or "").strip() or None
     if not is_dashboard(address):
         given = f"{address} is no dashboard" if address else "there is no address"
         raise ConfigError(f"{given}: give the URL of a cluster's dashboard, --address http://HEAD:8265, or RAY_ADDRESS")

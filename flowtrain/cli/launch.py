@@ -21,6 +21,7 @@ import typer
 from flowtrain.cli import failure
 from flowtrain.cli.options import ConfigFile, Debug, JsonFile, Overrides
 from flowtrain.errors import ConfigError, PlanError
+from flowtrain.telemetry.streams import tell
 
 if TYPE_CHECKING:
     from flowtrain.allocator import Forecast
@@ -130,7 +131,7 @@ def _as_job(
     if no_wait:
         typer.echo(job_id)
         return 0
-    typer.echo(f"job {job_id} on {jobs.address}", err=True)
+    tell(f"job {job_id} on {jobs.address}")
     stopping = f"it finishes its step and saves, within {config.run.stop_deadline_seconds:g} s"
     return follow(jobs, job_id, stopping, json_file)
 
@@ -168,11 +169,11 @@ def train(
     try:
         failure.run_dir.set(run_dir.path)
         for note in (*notes, *run_dir.notes, *(found.notes if found else ())):
-            typer.echo(note, err=True)
+            tell(note)
         with writing(run_dir.path):
             if found is not None:
                 for note in set_newer_aside(found):
-                    typer.echo(note, err=True)
+                    tell(note)
             clear_error(run_dir.path)
             shutil.rmtree(run_dir.path / "spans", ignore_errors=True)
             _write_files(config, plan, expected, run_dir.path)
@@ -208,7 +209,7 @@ def _dashboard(run_dir: Path) -> Iterator[None]:
     from flowtrain.telemetry.dashboard.serve import serving
 
     with serving([run_dir]) as address:
-        typer.echo(f"dashboard: {address}", err=True)
+        tell(f"dashboard: {address}")
         yield
 
 
@@ -277,14 +278,14 @@ def _profile(config: Config, may_measure: bool) -> Profile | None:
         if not is_current(path, config):
             if not may_measure:
                 why = "is missing, or of other settings or another machine"
-                typer.echo(f"warning: {path} {why}: launch measures first", err=True)
+                tell(f"warning: {path} {why}: launch measures first")
                 return None
             if code := measure(config, path):
                 raise typer.Exit(code)
     profile = read_profile(path)
     check_profile(profile, config, path)
     if (different := other_machine(profile, local_inventory())) is not None:
-        typer.echo(f"warning: {path} was measured on {different}: measure with `flowtrain profile`", err=True)
+        tell(f"warning: {path} was measured on {different}: measure with `flowtrain profile`")
     return profile
 
 
@@ -307,13 +308,13 @@ def _show(config: Config, json_file: Path | None) -> None:
 
     config, plan, expected, notes = _plan(config, may_measure=False)
     for note in notes:
-        typer.echo(note, err=True)
+        tell(note)
     typer.echo(dump_resolved(config, comments=True))
     typer.echo(describe_plan(plan))
     if expected is not None:
         typer.echo(f"expected: {expected.samples_per_second:.4g} samples/s (by {expected.by})")
     for warning in plan_warnings(config, plan, local_inventory()):
-        typer.echo(f"warning: {warning}", err=True)
+        tell(f"warning: {warning}")
     if json_file is not None:
         result = {"config": config.model_dump(mode="json"), "plan": run_plan_to_dict(config, plan, expected)}
         write_json(json_file, result)

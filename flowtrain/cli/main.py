@@ -6,7 +6,6 @@ and a wrong option cost no more than this file (contract C14).
 
 from __future__ import annotations
 
-import os
 import sys
 from importlib import import_module
 
@@ -14,6 +13,7 @@ import typer
 
 from flowtrain.cli import failure
 from flowtrain.cli.options import Debug
+from flowtrain.telemetry.streams import give_up, open_standard
 
 SUBCOMMANDS = (
     "flowtrain.cli.launch",
@@ -56,6 +56,7 @@ def make_app() -> typer.Typer:
 
 def main() -> None:
     """Entry point of the console script; ends the process with an exit code of contract C11."""
+    open_standard()
     failure.raise_on_signals()
     try:
         make_app()()
@@ -64,7 +65,7 @@ def main() -> None:
         raise
     except BrokenPipeError:
         # The reader of our output has gone (`| head`): nothing is wrong, and flushing at exit must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        give_up(sys.stdout)
         code = 0
     except BaseException as error:
         code = failure.report(error)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from flowtrain.cli import failure
 from flowtrain.errors import EXIT_INTERRUPTED, EXIT_TERMINATED, LostProcessError
+from flowtrain.telemetry.streams import tell
 
 if TYPE_CHECKING:
     from flowtrain.cli.supervise import Ended
@@ -71,6 +71,6 @@ def _open_spans(run_dir: Path) -> str:
 def told(outcome: Outcome, result: Mapping[str, Any] | None = None) -> int:
     """Print the last line, and the traceback where the user asked for it; returns the exit code."""
     if outcome.traceback_file is not None and failure.debug.get():
-        print(outcome.traceback_file.read_text(errors="replace"), file=sys.stderr)
+        tell(outcome.traceback_file.read_text(errors="replace"))
     failure.last_line(outcome.line, outcome.exit_code, result)
     return outcome.exit_code

@@ -30,6 +30,7 @@ from ray.job_submission import JobSubmissionClient
 
 import flowtrain
 from flowtrain.errors import ConfigError, LostProcessError, PlanError
+from flowtrain.runtime.silence import check_url, silence
 
 CALL_SECONDS = 20.0
 LOST_SECONDS = 15.0
@@ -78,7 +79,8 @@ class Jobs:
     """`address`: URL of a dashboard, such as http://head:8265; a page of it (`/#/jobs`) is as good."""
 
     def __init__(self, address: str) -> None:
-        self.address = address = urldefrag(address).url.rstrip("/")
+        self.address = address = urldefrag(address.strip()).url.rstrip("/")
+        check_url(address)
         for name in _TALKATIVE:
             logging.getLogger(name).setLevel(logging.WARNING)
         token = cluster_token()
@@ -87,12 +89,13 @@ class Jobs:
 
     def submit(
         self,
+        job_id: str,
         arguments: Sequence[str],
         files: Mapping[str, str],
         environment: Mapping[str, str],
         metadata: Mapping[str, str],
-    ) -> str:
-        """Run `python -m flowtrain.cli.main ARGUMENTS` on the cluster; returns the job's id.
+    ) -> None:
+        """Run `python -m flowtrain.cli.main ARGUMENTS` on the cluster as the job `job_id`, which no other may have.
 
         `files`: name ▶ content, in the folder in which it runs. The package of this process goes with it.
         """
@@ -106,8 +109,8 @@ class Jobs:
                 "excludes": ["__pycache__"],
                 "env_vars": dict(environment),
             }
-            return str(
-                self._client.submit_job(entrypoint=f"exec {PYTHON} {words}", runtime_env=env, metadata=dict(metadata))
+            self._client.submit_job(
+                entrypoint=f"exec {PYTHON} {words}", submission_id=job_id, runtime_env=env, metadata=dict(metadata)
             )
 
     def job(self, job_id: str) -> Job:
@@ -146,18 +149,19 @@ class Jobs:
                 if new:
                     heard = time.monotonic()
                 elif time.monotonic() - heard > LOOK_SECONDS:
-                    if self._answers(job_id):
+                    found = self._look(job_id)
+                    if isinstance(found, Job):
                         heard = time.monotonic()
                     elif time.monotonic() - heard > LOST_SECONDS:
-                        raise self._lost(job_id)
+                        raise self._lost(job_id, found) from found
                 yield new
-            while not self._answers(job_id):
+            while not isinstance(found := self._look(job_id), Job):
                 if time.monotonic() - heard > LOST_SECONDS:
-                    raise self._lost(job_id)
+                    raise self._lost(job_id, found) from found
                 yield ""
                 time.sleep(0.5)
             heard = time.monotonic()
-            if self.job(job_id).over:
+            if found.over:
                 return
 
     def _tail(self, job_id: str) -> Iterator[str]:
@@ -183,20 +187,21 @@ class Jobs:
                 return
             yield piece
 
-    def _answers(self, job_id: str) -> bool:
+    def _look(self, job_id: str) -> Job | PlanError:
+        """The job, or why the dashboard does not tell it."""
         try:
-            self.job(job_id)
-        except PlanError:
-            return False
+            return self.job(job_id)
+        except PlanError as error:
+            return error
         except ConfigError as error:
             raise LostProcessError(f"{error}: its head node was started anew; go on with --resume") from error
-        return True
 
-    def _lost(self, job_id: str) -> LostProcessError:
+    def _lost(self, job_id: str, why: PlanError) -> LostProcessError:
+        seen = str(why).removeprefix("cluster.address: ").split(": ")[0]
         return LostProcessError(
-            f"the dashboard at {self.address} has not answered for {LOST_SECONDS:g} s while job {job_id} ran: its head "
-            f"node is gone or out of reach; `flowtrain jobs list --address {self.address}` shows whether the job is "
-            f"still there, else go on with --resume"
+            f"the dashboard at {self.address} has not answered for {LOST_SECONDS:g} s while job {job_id} ran ({seen}): "
+            f"its head node is gone or out of reach; `flowtrain jobs list --address {self.address}` shows whether the "
+            f"job is still there, else go on with --resume"
         )
 
     @contextmanager
@@ -212,10 +217,7 @@ class Jobs:
                 f"(on the head node: `ray get-auth-token`)"
             ) from error
         except (requests.RequestException, ConnectionError, TimeoutError) as error:
-            raise PlanError(
-                f"cluster.address: no Ray dashboard answers at {self.address} within {CALL_SECONDS:g} s: check that "
-                f"the cluster runs and its dashboard listens for others (ray start --head --dashboard-host=0.0.0.0)"
-            ) from error
+            raise PlanError(f"cluster.address: {silence(self.address, error, CALL_SECONDS)}") from error
         except (KeyError, TypeError) as error:
             raise PlanError(
                 f"cluster.address: what answers at {self.address} is no Ray dashboard: give the URL that "

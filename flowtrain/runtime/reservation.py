@@ -6,7 +6,6 @@ names its node; a process without cores or GPUs of its own (oversubscribed, or a
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -18,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, Place
 from flowtrain.errors import PlanError
 from flowtrain.plan import RankPlan
 from flowtrain.runtime.nodes import Node
+from flowtrain.telemetry.streams import tell
 
 TELL_SECONDS = 5.0
 """A wait for room is told after so long."""
@@ -67,7 +67,7 @@ class Reservation:
         deadline = time.monotonic() + timeout_seconds
         if self._group.wait(min(TELL_SECONDS, timeout_seconds)):
             return
-        print(f"waiting for room on the cluster: {self._told(asked)}", file=sys.stderr, flush=True)
+        tell(f"waiting for room on the cluster: {self._told(asked)}")
         while time.monotonic() < deadline:  # in short waits, so that a signal is heard
             if self._group.wait(min(1.0, max(deadline - time.monotonic(), 0.01))):
                 return

@@ -5,7 +5,7 @@
 | `rich` | a live bar: step, loss, tokens/s, MFU, pool, starvation, time left | printed above the bar |
 | `plain` | the same as one line | printed |
 | `off` | nothing | printed (warnings are not silenced) |
-| `auto` | `rich` on a terminal, else `plain` | |
+| `auto` | `rich` on a terminal that can move its cursor (TERM is not `dumb`), else `plain` | |
 
 A terminal or pipe that goes away is given up with one warning on stderr: the run does not depend on being watched.
 """
@@ -15,7 +15,6 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, Literal, TextIO
 
 from rich.console import Console
@@ -24,6 +23,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column
 
 from flowtrain.telemetry.metrics import LOSS, METRICS, STEP_SECONDS
+from flowtrain.telemetry.streams import give_up, tell
 
 SMOOTHING = 0.1
 """Share of the newest step in the step time that the time left is reckoned with."""
@@ -42,7 +42,8 @@ class Progress:
         self._file = file or sys.stdout
         self._step_seconds: float | None = None
         self._broken = False
-        self.kind = ("rich" if self._file.isatty() else "plain") if kind == "auto" else kind
+        moves = self._file.isatty() and os.environ.get("TERM", "").lower() not in ("dumb", "unknown")
+        self.kind = ("rich" if moves else "plain") if kind == "auto" else kind
         self._bar: Bar | None = None
         self._task: TaskID | None = None
         if self.kind == "rich":
@@ -99,14 +100,9 @@ class Progress:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        with suppress(OSError, ValueError):
-            print(f"warning: progress cannot be shown any more ({error})", file=sys.stderr, flush=True)
+        tell(f"warning: progress cannot be shown any more ({error})")
         if self._file is sys.stdout:
-            # What is still buffered would fail again when the process flushes at its end: let it go nowhere.
-            with suppress(OSError, ValueError):
-                nowhere = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(nowhere, self._file.fileno())
-                os.close(nowhere)
+            give_up(self._file)  # what is still buffered would fail again when the process flushes at its end
 
 
 def describe_step(record: Mapping[str, Any]) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 import traceback
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from flowtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, FlowTrainError, Interrupted, PeerError, Terminated
 from flowtrain.telemetry.files import write_atomic
+from flowtrain.telemetry.streams import tell
 
 ERROR_FILE = "error.json"
 TRACEBACK_FILE = "error-traceback.txt"
@@ -77,9 +77,9 @@ def write_error(run_dir: Path, error: BaseException) -> FatalRecord:
             write_atomic(trace_path, "".join(traceback.format_exception(error)))
         write_atomic(run_dir / ERROR_FILE, json.dumps(asdict(record)) + "\n")
     except OSError as failure:
-        print(f"cannot write {run_dir / ERROR_FILE}: {failure.strerror}", file=sys.stderr)
-        traceback.print_exception(error)
-        print(describe(error), file=sys.stderr, flush=True)
+        tell(f"cannot write {run_dir / ERROR_FILE}: {failure.strerror}")
+        tell("".join(traceback.format_exception(error)), end="")
+        tell(describe(error))
     return record
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -19,6 +18,7 @@ from typing import Any, TextIO
 
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.telemetry.files import write_atomic
+from flowtrain.telemetry.streams import tell
 
 METRICS_FILE = "metrics.jsonl"
 SAMPLES_FILE = "samples.jsonl"
@@ -38,14 +38,10 @@ def finite(value: Any) -> Any:
     return value
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 class JsonLines:
     """One append-only file of JSON objects, each with its `step`."""
 
-    def __init__(self, path: Path, resume_step: int | None, warn: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(self, path: Path, resume_step: int | None, warn: Callable[[str], object] = tell) -> None:
         self.path = path
         self._warn = warn
         try:
@@ -117,7 +113,7 @@ class RunFiles:
     `metrics` takes one record a step (`StepMetrics.to_record`).
     """
 
-    def __init__(self, run_dir: Path, resume_step: int | None, warn: Callable[[str], None] = _to_stderr) -> None:
+    def __init__(self, run_dir: Path, resume_step: int | None, warn: Callable[[str], object] = tell) -> None:
         self.run_dir = run_dir
         self._warn = warn
         self.metrics = JsonLines(run_dir / METRICS_FILE, resume_step, warn)

@@ -8,7 +8,6 @@ is in `flowtrain.runtime.ray_metrics`, which alone may import Ray.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from flowtrain.errors import PlanError
 from flowtrain.telemetry.sinks.prometheus import PrometheusSink
 from flowtrain.telemetry.sinks.tensorboard import TensorBoardSink
 from flowtrain.telemetry.sinks.wandb import WandbSink
+from flowtrain.telemetry.streams import tell
 
 
 class Sink(Protocol):
@@ -45,7 +45,7 @@ OPENERS: Mapping[str, Opener] = {
 class Guarded:
     """A sink that the run does not depend on: when it fails it is closed, told of once, and left."""
 
-    def __init__(self, name: str, sink: Sink, warn: Callable[[str], None]) -> None:
+    def __init__(self, name: str, sink: Sink, warn: Callable[[str], object]) -> None:
         self._name = name
         self._sink: Sink | None = sink
         self._warn = warn
@@ -77,13 +77,9 @@ class Opened:
     in_order: bool = False
 
 
-def _to_stderr(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def open_sinks(
-    config: Config, run_dir: Path, openers: Mapping[str, Opener], warn: Callable[[str], None] = _to_stderr
+    config: Config, run_dir: Path, openers: Mapping[str, Opener], warn: Callable[[str], object] = tell
 ) -> Iterator[Opened]:
     """The sinks that `telemetry.sinks` names, closed at the end. Raises `PlanError` for one that cannot start."""
     guarded: list[Guarded] = []

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
@@ -18,6 +20,7 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import ConfigError, LostProcessError, PlanError
 from flowtrain.runtime import jobs as jobs_module
 from flowtrain.runtime.jobs import Jobs, cluster_token
+from flowtrain.runtime.silence import silence
 
 DIGITS = Path(__file__).parents[3] / "examples/digits/digits.yaml"
 URL, HEAD = "http://head:8265", "head:6379"
@@ -217,11 +220,62 @@ def test_a_path_that_the_user_may_not_use_is_no_bug(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.startswith("/locked/run: Permission denied; give a path that you may use")
 
 
-def test_a_dashboard_that_is_not_there() -> None:
+def closed_port() -> int:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-    with pytest.raises(PlanError, match=f"no Ray dashboard answers at http://127.0.0.1:{port}"):
-        Jobs(f"http://127.0.0.1:{port}")
+        return int(taken.getsockname()[1])
+
+
+def test_a_dashboard_that_has_ended_is_told_with_its_last_words(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    url = f"http://127.0.0.1:{closed_port()}"
+    began = time.monotonic()
+    with pytest.raises(PlanError, match=f"nothing listens at {url}, the connection is refused") as refused:
+        Jobs(url)
+    assert time.monotonic() - began < 10
+    assert "last line" not in str(refused.value)
+    log = tmp_path / "ray/session_latest/logs/dashboard.log"
+    log.parent.mkdir(parents=True)
+    log.write_text("started\n" * 2000 + "ERROR head.py:12 -- out of disk\n\n")
+    with pytest.raises(PlanError, match=r"; the last line of .*dashboard\.log is: ERROR head\.py:12 -- out of disk$"):
+        Jobs(url)
+
+
+def test_each_way_to_reach_nobody_is_told_as_it_is() -> None:
+    url = "http://head.invalid:8265"
+    with pytest.raises(PlanError, match=r"the name head\.invalid of .* cannot be found"):
+        Jobs(url)
+    assert "no way to head of" in silence(URL, OSError(errno.EHOSTUNREACH, "No route to host"), 20)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def hang_up() -> None:
+            for _ in range(2):
+                server.accept()[0].close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        here = f"127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(PlanError, match=f"the connection to http://{here} broke off"):
+            Jobs(f"http://{here}")
+        with pytest.raises(PlanError, match=r"does not speak TLS as expected|broke off"):
+            Jobs(f"https://{here}")
+
+
+@pytest.mark.parametrize("url", ["http://", "http://:8265", "http://head:99999", "http://head:port", "http://[::1"])
+def test_what_is_no_url_is_told_before_anything_is_sent(url: str) -> None:
+    with pytest.raises(ConfigError, match=r"is no URL of a dashboard: write http://HEAD:8265"):
+        Jobs(url)
+
+
+@pytest.mark.parametrize("address", ["head", "head:", ":6379", "head:dashboard", "head:0", "head:65536", "AUTO"])
+def test_an_address_that_is_of_no_kind_is_told(address: str) -> None:
+    with pytest.raises(ConfigError, match=rf"cluster\.address: {address} lacks a port: give HOST:PORT"):
+        as_job(config_at(f"cluster.address='{address}'"), {})
+
+
+@pytest.mark.parametrize("address", ["auto", "head:6379", "10.0.0.1:1", "[::1]:65535"])
+def test_addresses_of_a_head_are_well(address: str) -> None:
+    assert not as_job(config_at(f"cluster.address='{address}'"), {})
 
 
 def test_a_dashboard_that_never_answers_ends_in_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,7 +46,8 @@ def test_what_is_not_known_is_left_out() -> None:
     assert describe_step(RECORD | {"validation_metrics/loss": 2.0}).startswith("loss 1.2346  eval 2.0000  ")
 
 
-def test_a_terminal_gets_a_bar_and_keeps_lines_of_text() -> None:
+def test_a_terminal_gets_a_bar_and_keeps_lines_of_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     terminal = Terminal()
     progress = Progress("auto", 10, terminal)
     assert progress.kind == "rich"
@@ -59,6 +60,15 @@ def test_a_terminal_gets_a_bar_and_keeps_lines_of_text() -> None:
     shown = terminal.getvalue()
     for text in ("before [bold]", "checkpoint [step-3]", "3/10", "4/10", "loss 1.2346"):
         assert text in shown
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_a_line_a_step(monkeypatch: pytest.MonkeyPatch, term: str) -> None:
+    monkeypatch.setenv("TERM", term)
+    terminal = Terminal()
+    progress = Progress("auto", 10, terminal)
+    progress.write(RECORD)
+    assert terminal.getvalue().startswith("step 3/10 "), "as it happens, not at the end"
 
 
 def test_off_shows_lines_and_no_steps() -> None:

@@ -1,0 +1,86 @@
+"""Why a Ray dashboard does not answer, in one sentence: by what the operating system said, and by its own last words.
+
+| seen | told |
+|---|---|
+| a time-out | nothing answers within so many seconds |
+| refused | nothing listens there: of a dashboard on this machine with the last line of its log |
+| no such name, no way there, TLS, broken off | which |
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+import ssl
+import tempfile
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import requests
+
+from flowtrain.errors import ConfigError
+
+LOG_FILE = "session_latest/logs/dashboard.log"
+TAIL_BYTES = 4096
+HERE = ("localhost", "127.0.0.1", "::1")
+
+
+def check_url(address: str) -> None:
+    """Raises `ConfigError` where `address` cannot be the URL of a dashboard."""
+    try:
+        parts = urlsplit(address)
+        well = bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of a port that is none
+        well = False
+    if not well:
+        raise ConfigError(f"{address} is no URL of a dashboard: write http://HEAD:8265")
+
+
+def silence(address: str, error: BaseException, seconds: float) -> str:
+    """What kept the dashboard at `address` from answering within `seconds`, and what to look at."""
+    found = list(_chain(error))
+    host = urlsplit(address).hostname or ""
+    codes = {one.errno for one in found if isinstance(one, OSError)}
+    running = "check that the cluster runs"
+    if any(isinstance(one, socket.gaierror) for one in found):
+        return f"the name {host} of {address} cannot be found: check it, or give the head node's address"
+    if any(isinstance(one, ssl.SSLError) for one in found):
+        return f"what answers at {address} does not speak TLS as expected: a Ray dashboard's URL begins with http://"
+    if errno.ECONNREFUSED in codes:
+        listens = "its dashboard listens for others (ray start --head --dashboard-host=0.0.0.0) on this port"
+        return f"nothing listens at {address}, the connection is refused: {running} and {listens}{_last_words(host)}"
+    if codes & {errno.EHOSTUNREACH, errno.ENETUNREACH}:
+        return f"there is no way to {host} of {address} from this machine: check the address and the network"
+    if any(isinstance(one, requests.Timeout | TimeoutError) for one in found):
+        return f"no Ray dashboard answers at {address} within {seconds:g} s: {running} and no firewall is in between"
+    what = " ".join(str(found[-1]).split())[:200] or type(found[-1]).__name__
+    return f"the connection to {address} broke off ({what}): {running} and this is its dashboard{_last_words(host)}"
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """The error and all that it came of, outermost first."""
+    seen, left = set[int](), [error]
+    while left:
+        one = left.pop(0)
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        inner = (*one.args, getattr(one, "reason", None), one.__cause__, one.__context__)
+        left += [below for below in inner if isinstance(below, BaseException)]
+
+
+def _last_words(host: str) -> str:
+    """The last line in the log of the dashboard that Ray last started on this machine; empty for other machines."""
+    if host.lower() not in (*HERE, socket.gethostname().lower()):
+        return ""
+    file = Path(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir(), "ray", LOG_FILE)
+    with suppress(OSError), file.open("rb") as log:
+        log.seek(max(0, os.fstat(log.fileno()).st_size - TAIL_BYTES))
+        lines = log.read().decode(errors="replace").split("\n")
+        if last := next((line.strip() for line in reversed(lines) if line.strip()), None):
+            return f"; the last line of {file} is: {last[:200]}"
+    return ""

@@ -1,0 +1,61 @@
+"""Standard streams that are closed, or whose reader has gone: files stay whole, exit codes stay right."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from flowtrain.telemetry.streams import tell
+
+PRINT_IN_A_CHILD = """
+import os, subprocess, sys
+from flowtrain.telemetry.streams import open_standard
+open_standard()
+file = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+print("parent", flush=True)
+print("parent", file=sys.stderr)
+child = subprocess.run([sys.executable, "-c", "import sys; print('child'); print('child', file=sys.stderr)"])
+os.write(file, str(child.returncode).encode())
+"""
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", "<&- >&- 2>&-"])
+def test_what_a_child_prints_never_goes_into_a_file(tmp_path: Path, closed: str) -> None:
+    """With stdout closed the first file that is opened would be descriptor 1."""
+    command = f'exec "$0" -c "$1" "$2" {closed}'
+    ended = subprocess.run(
+        ["bash", "-c", command, sys.executable, PRINT_IN_A_CHILD, str(tmp_path / "lock")],
+        capture_output=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert (tmp_path / "lock").read_text() == "0"
+
+
+@pytest.mark.parametrize("words", [("launch", "absent.yaml"), ("jobs", "list", "--address", "nowhere")])
+def test_a_failure_that_nobody_reads_keeps_its_exit_code(words: tuple[str, ...]) -> None:
+    """`flowtrain launch … 2>&1 | head -0`: what cannot be said is still so."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, "-m", "flowtrain.cli.main", *words]
+        ended = subprocess.run(command, stdout=writing, stderr=writing, timeout=60, check=False)
+    finally:
+        os.close(writing)
+    assert ended.returncode == 2
+
+
+def test_who_tells_hears_whether_there_is_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tell("one")
+    file = io.StringIO()
+    assert tell("two", end="", stream=file)
+    assert file.getvalue() == "two"
+    file.close()
+    assert not tell("three", stream=file)
+    assert capsys.readouterr().err == "one\n"
