@@ -133,17 +133,17 @@ class Jobs:
             return str(self._client.get_job_logs(job_id))
 
     def follow(self, job_id: str) -> Iterator[str]:
-        """The log as it grows, in pieces, from its beginning to the job's end; an empty piece at least twice a second,
-        so that the caller gets to look at other things.
+        """The log as it grows, in pieces, from its beginning to the job's end; an empty piece at least once a second,
+        so that the caller gets to look at other things. Where no stream comes through (a proxy that knows no
+        websockets), the log is asked for instead.
 
         Raises:
             LostProcessError: the dashboard has not answered for `LOST_SECONDS`.
         """
         seen, heard = 0, time.monotonic()
         while True:
-            pieces = self._tail(job_id)
             at = 0
-            for piece in pieces:
+            for piece in self._tail(job_id):
                 new, at = piece[max(seen - at, 0) :], at + len(piece)
                 seen = max(seen, at)
                 if new:
@@ -161,8 +161,14 @@ class Jobs:
                 yield ""
                 time.sleep(0.5)
             heard = time.monotonic()
+            if not at:  # no stream
+                log = self._log(job_id)
+                new, seen = log[seen:], max(seen, len(log))
+                yield new
             if found.over:
                 return
+            if not at:
+                time.sleep(0.5)
 
     def _tail(self, job_id: str) -> Iterator[str]:
         """One connection, until either side ends it; an empty piece where nothing comes for half a second."""
@@ -195,6 +201,11 @@ class Jobs:
             return error
         except ConfigError as error:
             raise LostProcessError(f"{error}: its head node was started anew; go on with --resume") from error
+
+    def _log(self, job_id: str) -> str:
+        with suppress(PlanError, ConfigError):  # whether it is there is looked at by who follows
+            return self.logs(job_id)
+        return ""
 
     def _lost(self, job_id: str, why: PlanError) -> LostProcessError:
         seen = str(why).removeprefix("cluster.address: ").split(": ")[0]

@@ -1,0 +1,117 @@
+"""Following a job when the terminal, the dashboard or the user does not behave: exit code and last line stay right."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+
+import pytest
+from ray_dashboard import RayDashboard
+
+from flowtrain.cli.failure import JOB_END, raise_on_signals
+from flowtrain.cli.job import follow, submit
+from flowtrain.errors import Interrupted
+from flowtrain.runtime.jobs import Jobs
+
+pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # of Ray's client
+STOPPING = "it finishes its step"
+
+
+def ended(code: int, line: str | None) -> str:
+    return f"{JOB_END}{json.dumps({'exit': code, 'line': line, 'result': None})}\n"
+
+
+def interrupt() -> None:
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_a_reader_that_goes_away_ends_neither_the_following_nor_its_exit_code(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`flowtrain launch … | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as gone, RayDashboard(["step 1\n", "step 2\n", ended(3, "row 7: broken")]) as ray:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert follow(Jobs(ray.url), "x", STOPPING) == 3
+    assert capsys.readouterr().err == "row 7: broken\n"
+
+
+def test_a_request_to_stop_that_is_refused_is_made_again(capsys: pytest.CaptureFixture[str]) -> None:
+    with RayDashboard(["step 1\n"], refusals=2) as ray:
+
+        def asked(request: str) -> None:
+            if ray.requests == ["tail x"]:
+                interrupt()
+            elif ray.requests.count("stop x") == 3:
+                ray.log.append(ended(130, "interrupted (SIGINT); step-1 is saved"))
+
+        ray.on_request = asked
+        assert follow(Jobs(ray.url), "x", STOPPING) == 130
+        assert [request for request in ray.requests if request.startswith("stop")] == ["stop x"] * 3
+    err = capsys.readouterr().err
+    assert err.count("asking job x to stop") == 1
+    assert err.endswith("interrupted (SIGINT); step-1 is saved\n")
+
+
+@pytest.mark.parametrize(("refusals", "told"), [(0, "which ends by itself"), (9, "which could not be asked to stop")])
+def test_the_second_interrupt_leaves_the_job_and_says_whether_it_was_asked(
+    refusals: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with RayDashboard(refusals=refusals) as ray:
+
+        def asked(request: str) -> None:
+            if ray.requests in (["tail x"], ["tail x", "stop x"]):
+                interrupt()
+
+        ray.on_request = asked
+        assert follow(Jobs(ray.url), "x", STOPPING) == 130
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith(f"left job x, {told}")
+
+
+def test_who_interrupts_while_a_job_is_sent_hears_what_has_become_of_it() -> None:
+    """The dashboard has the job and does not answer: what is there is asked to stop."""
+    with RayDashboard(deaf=True) as ray:
+        ray.on_request = lambda request: interrupt() if request.startswith("submit") else None
+        before = signal.getsignal(signal.SIGINT)
+        raise_on_signals()
+        try:
+            with pytest.raises(Interrupted, match=r"interrupted \(SIGINT\) while job \w+ was being sent: it was asked"):
+                submit(ray.url, ["doctor"], None, {}, {}, 0.0)
+        finally:
+            signal.signal(signal.SIGINT, before)
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        job = ray.requests[0].removeprefix("submit ")
+        assert ray.requests == [f"submit {job}", f"stop {job}"]
+
+
+def test_a_job_that_ended_without_a_record_has_the_exit_code_that_ray_saw(capsys: pytest.CaptureFixture[str]) -> None:
+    with RayDashboard(["Traceback\n"]) as ray:
+        ray.end(3)
+        assert follow(Jobs(ray.url), "x", STOPPING) == 3
+    assert "ended with exit code 3 and left no message" in capsys.readouterr().err
+
+
+def test_where_no_stream_comes_through_the_log_is_asked_for_and_signals_are_heard(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A proxy in front of the dashboard that knows no websockets."""
+    with RayDashboard(["step 1\n"], streams=False) as ray:
+
+        def asked(request: str) -> None:
+            if ray.requests == ["tail x"] * 2:
+                ray.log.append("step 2\n")
+                interrupt()
+            elif request == "stop x":
+                ray.log.append("step 3\n" + ended(130, "interrupted (SIGINT)"))
+
+        ray.on_request = asked
+        began = time.monotonic()
+        assert follow(Jobs(ray.url), "x", STOPPING) == 130
+        took = time.monotonic() - began
+        assert ray.requests.count("tail x") <= 3 + 2 * took, "the dashboard is not asked without a pause"
+    assert capsys.readouterr().out == "step 1\nstep 2\nstep 3\n"
