@@ -4,6 +4,7 @@
 |---|---|---|
 | `FlowTrainError`: understood, about config, data, plan or a process | its own | with `--debug` |
 | a path that this user may not use (`PermissionError`) | 2 | with `--debug` |
+| a full disk | 4 | with `--debug` |
 | anything else: our bug | 1 | in a file that the line names; on stderr with `--debug` |
 
 As a job of a cluster a command is read by its log alone: there one record of how it ended goes in front of the line.
@@ -23,6 +24,7 @@ from types import FrameType
 from typing import Any
 
 from flowtrain.errors import EXIT_BUG, ConfigError, FlowTrainError, Interrupted, Terminated
+from flowtrain.telemetry.fatal import understood
 from flowtrain.telemetry.streams import tell
 
 JOB = "FLOWTRAIN_JOB"
@@ -57,6 +59,7 @@ def report(error: BaseException) -> int:
     if isinstance(error, PermissionError) and error.filename is not None:
         where = os.fsdecode(error.filename)
         error = ConfigError(f"{where}: {error.strerror}; give a path that you may use, or change its rights")
+    error = understood(error)
     if isinstance(error, FlowTrainError):
         last_line(str(error), error.exit_code)
         return error.exit_code

@@ -166,6 +166,7 @@ def train(
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": found.run_dir})})
     inputs = [read for read in (config.model.path, config.data.train, config.data.eval) if read is not None]
     run_dir = open_run_dir(config.run.dir, inputs, keep=found is not None)
+    spare = os.memfd_create("flowtrain-error")
     try:
         failure.run_dir.set(run_dir.path)
         for note in (*notes, *run_dir.notes, *(found.notes if found else ())):
@@ -183,14 +184,16 @@ def train(
         argv += ["--resume", str(found.checkpoint)] if found else []
         argv += ["--verify"] if verify else []
         argv += ["--replay", str(run_dir.path / REPLAY_FILE)] if log is not None else []
+        argv += ["--spare", str(spare)]
         patience = config.run.stop_deadline_seconds + PATIENCE_SECONDS
         with _dashboard(run_dir.path) if dashboard else nullcontext():
-            ended = supervise(argv, uuid.uuid4().hex, os.environ, patience, pass_fds=[run_dir.lock])
-        outcome = outcome_of(ended, run_dir.path)
+            ended = supervise(argv, uuid.uuid4().hex, os.environ, patience, pass_fds=[run_dir.lock, spare])
+        outcome = outcome_of(ended, run_dir.path, spare)
         if json_file is not None and (summary := run_dir.path / "summary.json").is_file():
             with writing(json_file):
                 shutil.copyfile(summary, json_file)
     finally:
+        os.close(spare)
         run_dir.close()
     return told(outcome, _summary(run_dir.path))
 

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import TextIO
 
 import typer
 
 from flowtrain.cli import failure
 from flowtrain.cli.options import Debug
-from flowtrain.telemetry.streams import give_up, open_standard
+from flowtrain.telemetry.streams import give_up, open_standard, reader_gone
 
 SUBCOMMANDS = (
     "flowtrain.cli.launch",
@@ -58,18 +59,35 @@ def main() -> None:
     """Entry point of the console script; ends the process with an exit code of contract C11."""
     open_standard()
     failure.raise_on_signals()
+    code: str | int | None
+    stdout = sys.stdout
     try:
         make_app()()
         code = 0
-    except SystemExit:
-        raise
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`): nothing is wrong, and flushing at exit must not fail again.
-        give_up(sys.stdout)
-        code = 0
+    except SystemExit as ended:
+        # typer makes 1 of any pipe that breaks, and another stream of stdout.
+        code = _of_broken_pipe(ended.__context__, stdout) if _broken(ended.__context__) else ended.code
     except BaseException as error:
-        code = failure.report(error)
+        code = _of_broken_pipe(error, stdout) if _broken(error) else failure.report(error)
+    try:
+        stdout.flush()
+    except OSError as error:  # the last of a short output
+        code = _of_broken_pipe(error, stdout) if _broken(error) else failure.report(error)
+        give_up(stdout)
     sys.exit(code)
+
+
+def _broken(error: BaseException | None) -> bool:
+    return isinstance(error, BrokenPipeError)
+
+
+def _of_broken_pipe(error: BaseException | None, stdout: TextIO) -> int:
+    """The exit code where a pipe broke: 0 when it is that of our output, whose reader has seen enough (`| head`)."""
+    assert error is not None
+    if not reader_gone(stdout):
+        return failure.report(error)
+    give_up(stdout)  # flushing at exit must not fail again
+    return 0
 
 
 if __name__ == "__main__":

@@ -25,14 +25,17 @@ class Outcome:
     traceback_file: Path | None = None
 
 
-def outcome_of(ended: Ended, run_dir: Path) -> Outcome:
-    """What to tell: the driver's own words, else what its exit status and the spans that were open say."""
+def outcome_of(ended: Ended, run_dir: Path, spare: int | None = None) -> Outcome:
+    """What to tell: the driver's own words, else what its exit status and the spans that were open say.
+
+    `spare`: where it has left its words if it could not write into `run_dir`.
+    """
     from flowtrain.runtime.checkpoints import newest_complete
     from flowtrain.telemetry.fatal import read_error
 
     if ended.returncode == 0:
         return Outcome(0)
-    record = read_error(run_dir)
+    record = read_error(run_dir, spare)
     if record is not None:
         trace = Path(record.traceback_file) if record.traceback_file else None
         return Outcome(record.exit_code, record.line, trace if trace and trace.is_file() else None)

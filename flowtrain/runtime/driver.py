@@ -34,6 +34,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--verify", action="store_true", help="write gradients and parameters of every step")
     parser.add_argument("--profile", type=Path, help="measure the modules and write this file, instead of a run")
     parser.add_argument("--limit-seconds", type=float, default=90.0, help="most time to measure for")
+    parser.add_argument("--spare", type=int, help="open file descriptor for error.json where its folder takes none")
     arguments = parser.parse_args(argv)
     run_dir = arguments.config.resolve().parent
 
@@ -49,23 +50,23 @@ def main(argv: list[str] | None = None) -> int:
             return
         execute(config, run_dir, arguments.resume, stop, dump=arguments.verify, replay=arguments.replay)
 
-    return ended(run_dir, run)
+    return ended(run_dir, run, arguments.spare)
 
 
-def ended(run_dir: Path, run: Callable[[StopRequest], None]) -> int:
-    """Do what a driver is for, under its handlers of signals, and leave its error in `run_dir`; returns the exit code
-    of contract C11."""
+def ended(run_dir: Path, run: Callable[[StopRequest], None], spare: int | None = None) -> int:
+    """Do what a driver is for, under its handlers of signals, and leave its error in `run_dir`, else in the descriptor
+    `spare`; returns the exit code of contract C11."""
     stop = StopRequest(deadline_seconds=25.0, echo_seconds=ECHO_SECONDS if inside() else 0.0)
     try:
         signal_on_parent_death(signal.SIGHUP)
         stop.install()
-        stop.leave = lambda error: os._exit(write_error(run_dir, error).exit_code)
+        stop.leave = lambda error: os._exit(write_error(run_dir, error, spare).exit_code)
         clear_error(run_dir)
         run(stop)
     except BaseException as error:
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, signal.SIG_IGN)
-        return write_error(run_dir, error).exit_code
+        return write_error(run_dir, error, spare).exit_code
     return 0
 
 

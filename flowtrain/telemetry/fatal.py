@@ -2,18 +2,21 @@
 
 The process that runs the controller writes; the launcher, which outlives it, reads and prints the sentence as the last
 line of stderr (contract C11). Within one process the first error stays, because what follows a failure is its echo;
-only a `PeerError`, which is never a true cause, gives way. What an earlier run left is replaced.
+only a `PeerError`, which is never a true cause, gives way. What an earlier run left is replaced. Where the folder
+cannot be written, its disk being full or gone, the record goes into memory that the launcher has left open (`spare`).
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import traceback
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from flowtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, FlowTrainError, Interrupted, PeerError, Terminated
+from flowtrain.errors import EXIT_BUG, EXIT_INTERRUPTED, FlowTrainError, Interrupted, PeerError, PlanError, Terminated
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.streams import tell
 
@@ -32,8 +35,18 @@ class FatalRecord:
     echo: bool = False
 
 
+def understood(error: BaseException) -> BaseException:
+    """The error, or what it is where the operating system says so: a full disk, met anywhere, is no bug of ours."""
+    if not isinstance(error, OSError) or error.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return error
+    where = os.fsdecode(error.filename) if isinstance(error.filename, str | bytes) else "the output"
+    told = PlanError(f"{where} cannot be written: {error.strerror}; free disk space, or choose another place")
+    return told.with_traceback(error.__traceback__)
+
+
 def exit_code_of(error: BaseException) -> int:
     """The exit code of contract C11."""
+    error = understood(error)
     if isinstance(error, FlowTrainError):
         return error.exit_code
     return EXIT_INTERRUPTED if isinstance(error, KeyboardInterrupt) else EXIT_BUG
@@ -41,6 +54,7 @@ def exit_code_of(error: BaseException) -> int:
 
 def describe(error: BaseException) -> str:
     """The error as one line: an understood one in its own words, any other as the bug that it is."""
+    error = understood(error)
     text = " ".join(str(error).split())
     if isinstance(error, FlowTrainError):
         return text or type(error).__name__
@@ -51,10 +65,11 @@ def describe(error: BaseException) -> str:
     return f"internal error {type(error).__name__}{where}: {text}; this is a bug, please report it"
 
 
-def write_error(run_dir: Path, error: BaseException) -> FatalRecord:
+def write_error(run_dir: Path, error: BaseException, spare: int | None = None) -> FatalRecord:
     """Write error.json and the traceback for what ended the run; returns the record that stands.
 
-    A folder that cannot be written does not hide the cause: the line then goes to stderr from here.
+    A folder that cannot be written does not hide the cause: traceback and line then go to stderr from here, and the
+    record into the file descriptor `spare`.
     """
     standing = read_error(run_dir)
     if (
@@ -79,16 +94,21 @@ def write_error(run_dir: Path, error: BaseException) -> FatalRecord:
     except OSError as failure:
         tell(f"cannot write {run_dir / ERROR_FILE}: {failure.strerror}")
         tell("".join(traceback.format_exception(error)), end="")
-        tell(describe(error))
+        line = describe(error)
+        record = FatalRecord(exit_code_of(error), line, None, os.getpid(), isinstance(error, PeerError))
+        tell(line)
+        if spare is not None:
+            os.pwrite(spare, json.dumps(asdict(record)).encode(), 0)
     return record
 
 
-def read_error(run_dir: Path) -> FatalRecord | None:
+def read_error(run_dir: Path, spare: int | None = None) -> FatalRecord | None:
     """What ended the run, or None when nothing was written."""
-    try:
-        return FatalRecord(**json.loads((run_dir / ERROR_FILE).read_text()))
-    except (OSError, ValueError, TypeError):
-        return None
+    with suppress(OSError, ValueError, TypeError):
+        return FatalRecord(**json.loads((run_dir / ERROR_FILE).read_bytes()))
+    with suppress(OSError, ValueError, TypeError):
+        return FatalRecord(**json.loads(os.pread(spare, 1 << 20, 0))) if spare is not None else None
+    return None
 
 
 def clear_error(run_dir: Path) -> None:

@@ -20,6 +20,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import TracebackType
 
+from flowtrain.errors import PlanError
 from flowtrain.telemetry.trace import Trace
 
 SPAN_BYTES = 256
@@ -45,10 +46,14 @@ class Spans:
         self.path = path
         self.trace = trace
         self._open: list[str] = []
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("w+b") as file:
-            file.truncate(SPAN_BYTES)
-            self._page = mmap.mmap(file.fileno(), SPAN_BYTES)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w+b") as file:
+                file.write(bytes(SPAN_BYTES))  # not a hole: on a full disk touching one ends the process by SIGBUS
+                file.flush()
+                self._page = mmap.mmap(file.fileno(), SPAN_BYTES)
+        except OSError as error:
+            raise PlanError(f"cannot write {path}: {error.strerror}; free disk space or change run.dir") from error
         if trace is not None:
             trace.calibrate(self)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from contextlib import suppress
 from typing import TextIO
@@ -31,6 +32,16 @@ def tell(text: str, *, end: str = "\n", stream: TextIO | None = None) -> bool:
         give_up(stream)
         return False
     return True
+
+
+def reader_gone(stream: TextIO) -> bool:
+    """Whether what is written to `stream` can reach nobody any more, as behind `| head`."""
+    poll = select.poll()
+    try:
+        poll.register(stream.fileno(), select.POLLOUT)
+        return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
+    except (OSError, ValueError):
+        return False
 
 
 def give_up(stream: TextIO) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import signal
 import subprocess
 import sys
@@ -12,7 +14,7 @@ import pytest
 from flowtrain.cli import failure
 from flowtrain.cli.outcome import Outcome, outcome_of
 from flowtrain.cli.supervise import Ended
-from flowtrain.errors import ConfigError, DataError, LostProcessError
+from flowtrain.errors import ConfigError, DataError, LostProcessError, PlanError
 from flowtrain.telemetry.fatal import write_error
 from flowtrain.telemetry.spans import Spans
 
@@ -57,6 +59,22 @@ def test_a_death_without_words_is_told_from_status_and_spans(tmp_path: Path, num
     assert hint in outcome.line
 
 
+def test_words_that_the_disk_has_no_room_for_are_kept_in_memory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "a file, no folder"
+    folder.write_text("")
+    spare = os.memfd_create("spare")
+    try:
+        assert write_error(folder, PlanError("cannot write step-2: No space left on device"), spare).exit_code == 4
+        outcome = outcome_of(ended(4), folder, spare)
+    finally:
+        os.close(spare)
+    assert outcome.exit_code == 4
+    assert outcome.line == "cannot write step-2: No space left on device"
+    assert outcome.line == capsys.readouterr().err.splitlines()[-1]
+
+
 @pytest.mark.parametrize(("asked", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_end_that_was_asked_for_is_no_loss(tmp_path: Path, asked: signal.Signals, code: int) -> None:
     for returncode in (-signal.SIGKILL, -asked):
@@ -76,6 +94,19 @@ def test_a_code_without_words_is_passed_on(tmp_path: Path) -> None:
 def test_an_understood_failure_is_its_own_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     assert failure.report(ConfigError("run.yaml:1:1: a: b")) == 2
     assert capsys.readouterr().err == "run.yaml:1:1: a: b\n"
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+def test_a_full_disk_is_no_bug_wherever_it_is_met(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], number: int
+) -> None:
+    error = OSError(number, os.strerror(number), "/disk/export/model.safetensors")
+    assert failure.report(error) == 4
+    told = f"/disk/export/model.safetensors cannot be written: {os.strerror(number)}; free disk space"
+    assert capsys.readouterr().err.startswith(told)
+    record = write_error(tmp_path, error)
+    assert record.exit_code == 4
+    assert record.line.startswith(told)
 
 
 def test_a_bug_names_the_file_with_its_traceback(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,8 @@ import json
 import multiprocessing
 import os
 import signal
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -152,6 +154,30 @@ def test_a_missing_or_short_file_has_no_span(tmp_path: Path) -> None:
     assert read_last_span(tmp_path / "none") is None
     (tmp_path / "short").write_bytes(b"x")
     assert read_last_span(tmp_path / "short") is None
+
+
+@pytest.fixture
+def full_disk(tmp_path: Path) -> Iterator[Path]:
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=8k", "tmpfs", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, timeout=20, check=False).returncode:
+        pytest.skip("a small file system can be mounted by root only")
+    (folder / "others").write_bytes(b"x" * 8192)
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], timeout=20, check=True)
+
+
+def _enter_a_span(path: str) -> None:
+    with pytest.raises(PlanError, match=r"No space left on device; free disk space or change run.dir"):
+        Spans(Path(path))("train").__enter__()
+
+
+def test_a_full_disk_is_told_and_does_not_end_the_process_by_sigbus(full_disk: Path) -> None:
+    process = multiprocessing.get_context("spawn").Process(target=_enter_a_span, args=(str(full_disk / "producer-0"),))
+    process.start()
+    process.join(timeout=60)
+    assert process.exitcode == 0
 
 
 def _die_in_a_span(path: str) -> None:

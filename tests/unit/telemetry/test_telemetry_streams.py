@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from flowtrain.telemetry.streams import tell
+from flowtrain.telemetry.streams import reader_gone, tell
 
+DIGITS = Path(__file__).parents[3] / "examples/digits/digits.yaml"
 PRINT_IN_A_CHILD = """
 import os, subprocess, sys
 from flowtrain.telemetry.streams import open_standard
@@ -49,6 +50,41 @@ def test_a_failure_that_nobody_reads_keeps_its_exit_code(words: tuple[str, ...])
     finally:
         os.close(writing)
     assert ended.returncode == 2
+
+
+@pytest.mark.parametrize("words", [("launch", "--help"), ("config", str(DIGITS), "--show")])
+@pytest.mark.parametrize("python", [(), ("-u",)], ids=["buffered", "unbuffered"])
+def test_a_reader_who_has_seen_enough_is_no_failure(words: tuple[str, ...], python: tuple[str, ...]) -> None:
+    """`flowtrain config … --show | head -1`."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    try:
+        command = [sys.executable, *python, "-m", "flowtrain.cli.main", *words]
+        ended = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    finally:
+        os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("words", [("launch", "--help"), ("config", str(DIGITS), "--show")])
+def test_output_onto_a_full_disk_is_told_as_that(words: tuple[str, ...]) -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "flowtrain.cli.main", *words]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False)
+    assert ended.returncode == 4
+    assert (
+        ended.stderr
+        == "the output cannot be written: No space left on device; free disk space, or choose another place\n"
+    )
+
+
+def test_a_pipe_that_breaks_elsewhere_is_no_reader_who_has_gone() -> None:
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stream:
+        assert not reader_gone(stream)
+        os.close(reading)
+        assert reader_gone(stream)
+    assert not reader_gone(io.StringIO())
 
 
 def test_who_tells_hears_whether_there_is_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
