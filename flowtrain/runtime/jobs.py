@@ -39,6 +39,11 @@ LOST_SECONDS = 15.0
 LOOK_SECONDS = 5.0
 """A log that says nothing for so long: is the dashboard still there?"""
 
+AGENT_SECONDS = 20.0
+"""How long a cluster may have nobody to start a job, as in the seconds after its own start."""
+
+NO_AGENT = "No available agent"
+
 PYTHON = '"$(command -v python || command -v python3)"'
 """The interpreter of the head node's Ray, as `ray job submit -- python` finds it."""
 
@@ -109,9 +114,20 @@ class Jobs:
                 "excludes": ["__pycache__"],
                 "env_vars": dict(environment),
             }
-            self._client.submit_job(
-                entrypoint=f"exec {PYTHON} {words}", submission_id=job_id, runtime_env=env, metadata=dict(metadata)
-            )
+            deadline = time.monotonic() + AGENT_SECONDS
+            while True:
+                try:
+                    self._client.submit_job(
+                        entrypoint=f"exec {PYTHON} {words}",
+                        submission_id=job_id,
+                        runtime_env=env,
+                        metadata=dict(metadata),
+                    )
+                    return
+                except RuntimeError as error:  # a head node that has just started
+                    if NO_AGENT not in str(error) or time.monotonic() > deadline:
+                        raise
+                time.sleep(1.0)
 
     def job(self, job_id: str) -> Job:
         with self._told(job_id):
@@ -236,6 +252,12 @@ class Jobs:
             ) from error
         except (RuntimeError, ValueError) as error:
             text = " ".join(str(error).split())
+            if NO_AGENT in text:
+                raise PlanError(
+                    f"the cluster at {self.address} takes no jobs: its head node has had no agent for "
+                    f"{AGENT_SECONDS:g} s: see logs/dashboard_agent.log of Ray's session there (where another Ray on "
+                    f"the machine has its port, 52365: `ray start --dashboard-agent-listen-port`)"
+                ) from error
             if job_id is not None and ("404" in text or "does not exist" in text):
                 raise ConfigError(
                     f"{self.address} has no job {job_id}: `flowtrain jobs list --address {self.address}` shows "

@@ -4,7 +4,7 @@
 |---|---|
 | a time-out | nothing answers within so many seconds |
 | refused | nothing listens there: of a dashboard on this machine with the last line of its log |
-| no such name, no way there, TLS, broken off | which |
+| no such name, no way there, TLS, no HTTP, broken off | which |
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from http.client import BadStatusLine, RemoteDisconnected
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -56,6 +57,9 @@ def silence(address: str, error: BaseException, seconds: float) -> str:
         return f"there is no way to {host} of {address} from this machine: check the address and the network"
     if any(isinstance(one, requests.Timeout | TimeoutError) for one in found):
         return f"no Ray dashboard answers at {address} within {seconds:g} s: {running} and no firewall is in between"
+    if any(isinstance(one, BadStatusLine) and not isinstance(one, RemoteDisconnected) for one in found):
+        other = "the head's own port (6379) is given without http://, as HOST:PORT, on a node of the cluster"
+        return f"what answers at {address} does not speak HTTP: give the dashboard's port (8265); {other}"
     what = " ".join(str(found[-1]).split())[:200] or type(found[-1]).__name__
     return f"the connection to {address} broke off ({what}): {running} and this is its dashboard{_last_words(host)}"
 

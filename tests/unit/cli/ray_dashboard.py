@@ -4,7 +4,8 @@
         Jobs(ray.url)
 
 `log` grows by what is appended, `end` ends the job. `refusals`: how often a request to stop is answered with 500 first;
-`deaf`: submitting is not answered; `streams`: whether the log comes by a websocket too.
+`deaf`: submitting is not answered; `agentless`: how often it is refused for want of an agent;
+`streams`: whether the log comes by a websocket too.
 """
 
 from __future__ import annotations
@@ -19,9 +20,15 @@ from aiohttp import web
 
 class RayDashboard:
     def __init__(
-        self, log: list[str] | None = None, refusals: int = 0, deaf: bool = False, streams: bool = True
+        self,
+        log: list[str] | None = None,
+        refusals: int = 0,
+        deaf: bool = False,
+        streams: bool = True,
+        agentless: int = 0,
     ) -> None:
         self.log, self.refusals, self.deaf, self.streams = list(log or ()), refusals, deaf, streams
+        self.agentless = agentless
         self.status, self.code = "RUNNING", None
         self.requests: list[str] = []
         self.on_request: Callable[[str], None] = lambda asked: None
@@ -73,6 +80,9 @@ class RayDashboard:
     async def _submit(self, request: web.Request) -> web.Response:
         told = await request.json()
         self._note(f"submit {told['submission_id']}")
+        if self.agentless:
+            self.agentless -= 1
+            return web.Response(status=500, text="No available agent to submit job, please try again later.")
         if self.deaf:
             await self._stop.wait()
         return web.json_response({"job_id": told["submission_id"], "submission_id": told["submission_id"]})

@@ -13,7 +13,8 @@ from ray_dashboard import RayDashboard
 
 from flowtrain.cli.failure import JOB_END, raise_on_signals
 from flowtrain.cli.job import follow, submit
-from flowtrain.errors import Interrupted
+from flowtrain.errors import Interrupted, PlanError
+from flowtrain.runtime import jobs as jobs_module
 from flowtrain.runtime.jobs import Jobs
 
 pytestmark = pytest.mark.filterwarnings("ignore:ssl=None is deprecated:DeprecationWarning")  # of Ray's client
@@ -115,3 +116,13 @@ def test_where_no_stream_comes_through_the_log_is_asked_for_and_signals_are_hear
         took = time.monotonic() - began
         assert ray.requests.count("tail x") <= 3 + 2 * took, "the dashboard is not asked without a pause"
     assert capsys.readouterr().out == "step 1\nstep 2\nstep 3\n"
+
+
+def test_a_cluster_that_has_just_started_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with RayDashboard(agentless=2) as ray:
+        _, job = submit(ray.url, ["doctor"], None, {}, {}, 0.0)
+        assert ray.requests == [f"submit {job}"] * 3
+        ray.agentless = 1000
+        monkeypatch.setattr(jobs_module, "AGENT_SECONDS", 0.5)
+        with pytest.raises(PlanError, match=r"takes no jobs: its head node has had no agent for 0\.5 s"):
+            submit(ray.url, ["doctor"], None, {}, {}, 0.0)

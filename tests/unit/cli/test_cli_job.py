@@ -250,8 +250,9 @@ def test_each_way_to_reach_nobody_is_told_as_it_is() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def hang_up() -> None:
-            for _ in range(2):
-                server.accept()[0].close()
+            for words in (b"", b"", b"\0\0\x12\x04\0@grpc\n"):
+                with server.accept()[0] as client:
+                    client.sendall(words)
 
         threading.Thread(target=hang_up, daemon=True).start()
         here = f"127.0.0.1:{server.getsockname()[1]}"
@@ -259,6 +260,8 @@ def test_each_way_to_reach_nobody_is_told_as_it_is() -> None:
             Jobs(f"http://{here}")
         with pytest.raises(PlanError, match=r"does not speak TLS as expected|broke off"):
             Jobs(f"https://{here}")
+        with pytest.raises(PlanError, match=f"what answers at http://{here} does not speak HTTP"):
+            Jobs(f"http://{here}")
 
 
 @pytest.mark.parametrize("url", ["http://", "http://:8265", "http://head:99999", "http://head:port", "http://[::1"])
