@@ -56,7 +56,7 @@ SWEEP_SECONDS = 15.0
 
 
 def is_dashboard(address: str | None) -> bool:
-    return address is not None and address.startswith(("http://", "https://"))
+    return address is not None and address.lower().startswith(("http://", "https://"))
 
 
 def address_override(option: str | None, environment: Mapping[str, str] = os.environ) -> list[str]:
@@ -163,7 +163,26 @@ def submit(
         jobs.submit(job_id, arguments, sent, variables, metadata)
     except (Interrupted, Terminated) as error:
         raise type(error)(f"{error} while job {job_id} was being sent: {_withdrawn(jobs, job_id)}") from error
+    except PlanError as error:
+        if not _arrived(jobs, job_id, error):
+            raise
     return jobs, job_id
+
+
+def _arrived(jobs: Jobs, job_id: str, error: PlanError) -> bool:
+    """Whether a job is there although sending it failed by `error`: its answer may be what was lost.
+
+    Raises:
+        PlanError: nobody tells.
+    """
+    try:
+        jobs.job(job_id)
+    except ConfigError:
+        return False
+    except PlanError:
+        look = f"`flowtrain jobs list --address {jobs.address}`"
+        raise PlanError(f"{error}; job {job_id} may be on the cluster, see {look}") from error
+    return True
 
 
 def _withdrawn(jobs: Jobs, job_id: str) -> str:
@@ -209,14 +228,20 @@ def _stopped(jobs: Jobs, job_id: str) -> bool:
 
 
 def watch(jobs: Jobs, job_id: str, quiet: bool = False) -> int:
-    """The same without a hand on the job: a signal ends the watching. `quiet`: only the last line."""
+    """The same without a hand on the job: a signal ends the watching. `quiet`: only the last line, of a job that has
+    been asked to stop."""
     log = JobLog()
-    for piece in jobs.follow(job_id):
-        shown = log.feed(piece)
-        if not quiet:
-            print(shown, end="", flush=True)
-        if log.end is not None:
-            break
+    try:
+        for piece in jobs.follow(job_id):
+            shown = log.feed(piece)
+            if not quiet:
+                print(shown, end="", flush=True)
+            if log.end is not None:
+                break
+    except (Interrupted, Terminated) as error:
+        on = "ends by itself" if quiet else "goes on"
+        look = f"`flowtrain jobs logs {job_id} --address {jobs.address}` shows it"
+        raise type(error)(f"{error}: job {job_id} is no longer watched and {on}; {look}") from error
     if not quiet:
         print(log.rest(), end="", flush=True)
     return _ended(log, jobs, job_id)

@@ -14,7 +14,7 @@ import typer
 
 from flowtrain.cli import failure
 from flowtrain.cli.options import Debug
-from flowtrain.telemetry.streams import give_up, open_standard, reader_gone
+from flowtrain.telemetry.streams import escape_letters, give_up, open_standard, reader_gone
 
 SUBCOMMANDS = (
     "flowtrain.cli.launch",
@@ -58,6 +58,7 @@ def make_app() -> typer.Typer:
 def main() -> None:
     """Entry point of the console script; ends the process with an exit code of contract C11."""
     open_standard()
+    escape_letters()
     failure.raise_on_signals()
     code: str | int | None
     stdout = sys.stdout

@@ -23,6 +23,7 @@ from flowtrain.runtime.nodes import listen_on_loopback
 from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import ECHO_SECONDS, StopRequest
 from flowtrain.telemetry.fatal import clear_error, write_error
+from flowtrain.telemetry.streams import escape_letters, tell
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -71,7 +72,8 @@ def ended(run_dir: Path, run: Callable[[StopRequest], None], spare: int | None =
 
 
 if __name__ == "__main__":
+    escape_letters()
     code = main()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        tell("", end="", stream=stream)  # what is still buffered
     os._exit(code)

@@ -154,8 +154,11 @@ class Jobs:
         websockets), the log is asked for instead.
 
         Raises:
-            LostProcessError: the dashboard has not answered for `LOST_SECONDS`.
+            ConfigError: there is no such job.
+            LostProcessError: the dashboard has not answered for `LOST_SECONDS`, or no longer knows the job.
         """
+        with suppress(PlanError):  # of which there may be more before it counts
+            self.job(job_id)
         seen, heard = 0, time.monotonic()
         while True:
             at = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import select
 import sys
@@ -21,6 +22,13 @@ def open_standard() -> None:
             os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest number that is free: this one
         if getattr(sys, name) is None:  # what Python makes of a closed one
             setattr(sys, name, os.fdopen(os.dup(number), mode, encoding="utf-8"))
+
+
+def escape_letters() -> None:
+    """Show what the encoding of stdout or stderr lacks as `\\xdf`, rather than fail for it."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def tell(text: str, *, end: str = "\n", stream: TextIO | None = None) -> bool:

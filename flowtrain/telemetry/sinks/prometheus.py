@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -29,6 +30,7 @@ from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.telemetry.metrics import METRICS
 from flowtrain.telemetry.registry import Kind, Metric
+from flowtrain.telemetry.streams import tell
 
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIApplication, WSGIEnvironment
@@ -163,7 +165,7 @@ class PrometheusSink:
             ) from error
         self._server.set_app(self._answers.counted(make_wsgi_app(self._registry)))
         self.port = self._server.server_port
-        print(f"metrics are at http://{host}:{self.port}/metrics", flush=True)
+        tell(f"metrics are at http://{host}:{self.port}/metrics", stream=sys.stdout)
 
     def write(self, record: Mapping[str, Any]) -> None:
         with self._registry.writing:

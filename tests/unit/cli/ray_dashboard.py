@@ -3,7 +3,8 @@
     with RayDashboard(log=["step 1\\n"]) as ray:
         Jobs(ray.url)
 
-`log` grows by what is appended, `end` ends the job. `refusals`: how often a request to stop is answered with 500 first;
+`log` grows by what is appended, `end` ends the job, `status` None: there is none. The job is `x`, or one that is sent.
+`refusals`: how often a request to stop is answered with 500 first;
 `deaf`: submitting is not answered; `agentless`: how often it is refused for want of an agent;
 `streams`: whether the log comes by a websocket too.
 """
@@ -29,7 +30,9 @@ class RayDashboard:
     ) -> None:
         self.log, self.refusals, self.deaf, self.streams = list(log or ()), refusals, deaf, streams
         self.agentless = agentless
-        self.status, self.code = "RUNNING", None
+        self.status: str | None = "RUNNING"
+        self.code: int | None = None
+        self.known = {"x"}
         self.requests: list[str] = []
         self.on_request: Callable[[str], None] = lambda asked: None
         self._loop = asyncio.new_event_loop()
@@ -83,11 +86,14 @@ class RayDashboard:
         if self.agentless:
             self.agentless -= 1
             return web.Response(status=500, text="No available agent to submit job, please try again later.")
+        self.known.add(told["submission_id"])
         if self.deaf:
             await self._stop.wait()
         return web.json_response({"job_id": told["submission_id"], "submission_id": told["submission_id"]})
 
     async def _job(self, request: web.Request) -> web.Response:
+        if self.status is None or request.match_info["id"] not in self.known:
+            return web.Response(status=404, text="Job x does not exist")
         told: dict[str, Any] = {"type": "SUBMISSION", "status": self.status, "entrypoint": "x"}
         return web.json_response(
             {**told, "submission_id": request.match_info["id"], "message": "", "driver_exit_code": self.code}

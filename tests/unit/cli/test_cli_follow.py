@@ -7,13 +7,15 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from ray_dashboard import RayDashboard
 
 from flowtrain.cli.failure import JOB_END, raise_on_signals
-from flowtrain.cli.job import follow, submit
-from flowtrain.errors import Interrupted, PlanError
+from flowtrain.cli.job import follow, submit, watch
+from flowtrain.errors import ConfigError, Interrupted, LostProcessError, PlanError
 from flowtrain.runtime import jobs as jobs_module
 from flowtrain.runtime.jobs import Jobs
 
@@ -27,6 +29,18 @@ def ended(code: int, line: str | None) -> str:
 
 def interrupt() -> None:
     os.kill(os.getpid(), signal.SIGINT)
+
+
+@contextmanager
+def raising() -> Iterator[None]:
+    """Signals raise, as in a command."""
+    before = signal.getsignal(signal.SIGINT)
+    raise_on_signals()
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def test_a_reader_that_goes_away_ends_neither_the_following_nor_its_exit_code(
@@ -78,14 +92,9 @@ def test_who_interrupts_while_a_job_is_sent_hears_what_has_become_of_it() -> Non
     """The dashboard has the job and does not answer: what is there is asked to stop."""
     with RayDashboard(deaf=True) as ray:
         ray.on_request = lambda request: interrupt() if request.startswith("submit") else None
-        before = signal.getsignal(signal.SIGINT)
-        raise_on_signals()
-        try:
-            with pytest.raises(Interrupted, match=r"interrupted \(SIGINT\) while job \w+ was being sent: it was asked"):
-                submit(ray.url, ["doctor"], None, {}, {}, 0.0)
-        finally:
-            signal.signal(signal.SIGINT, before)
-            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        told = r"interrupted \(SIGINT\) while job \w+ was being sent: it was asked"
+        with raising(), pytest.raises(Interrupted, match=told):
+            submit(ray.url, ["doctor"], None, {}, {}, 0.0)
         job = ray.requests[0].removeprefix("submit ")
         assert ray.requests == [f"submit {job}", f"stop {job}"]
 
@@ -116,6 +125,41 @@ def test_where_no_stream_comes_through_the_log_is_asked_for_and_signals_are_hear
         took = time.monotonic() - began
         assert ray.requests.count("tail x") <= 3 + 2 * took, "the dashboard is not asked without a pause"
     assert capsys.readouterr().out == "step 1\nstep 2\nstep 3\n"
+
+
+def test_a_job_that_was_never_there_is_no_lost_one() -> None:
+    with RayDashboard() as ray:
+        ray.status = None
+        with pytest.raises(ConfigError, match="has no job x"):
+            watch(Jobs(ray.url), "x")
+        ray.status = "RUNNING"
+        pieces = Jobs(ray.url).follow("x")
+        next(pieces)
+        ray.status = None  # what a head that was started anew says
+        with pytest.raises(LostProcessError, match=r"has no job x.*started anew"):
+            list(pieces)
+
+
+@pytest.mark.parametrize(("quiet", "on"), [(True, "ends by itself"), (False, "goes on")])
+def test_who_stops_watching_hears_how_the_job_is(quiet: bool, on: str) -> None:
+    with RayDashboard() as ray:
+        ray.on_request = lambda request: interrupt() if request == "tail x" else None
+        with (
+            raising(),
+            pytest.raises(Interrupted, match=f"job x is no longer watched and {on}; `flowtrain jobs logs x"),
+        ):
+            watch(Jobs(ray.url), "x", quiet)
+        assert ray.requests == ["tail x"]
+
+
+def test_a_job_whose_answer_was_lost_is_found_by_its_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jobs_module, "CALL_SECONDS", 0.5)
+    with RayDashboard(deaf=True) as ray:
+        _, job = submit(ray.url, ["doctor"], None, {}, {}, 0.0)
+        assert ray.requests == [f"submit {job}"]
+        ray.status = None
+        with pytest.raises(PlanError, match=r"within 0\.5 s: [^;]*$"):
+            submit(ray.url, ["doctor"], None, {}, {}, 0.0)
 
 
 def test_a_cluster_that_has_just_started_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,7 @@ def config_at(*overrides: str) -> Config:
         ("auto", {}, False, "auto"),
         (None, RAY_JOB, False, HEAD),
         (URL, RAY_JOB, False, "auto"),
+        ("HTTP://head:8265", {}, True, "HTTP://head:8265"),
         (URL, SLURM, False, "auto"),
         (None, SLURM, False, None),
     ],
@@ -184,11 +185,6 @@ def test_a_job_that_is_not_there(serve: Serve) -> None:
         Jobs(serve(404)).job("x")
 
 
-def test_a_job_that_a_new_head_does_not_know_is_lost(serve: Serve) -> None:
-    with pytest.raises(LostProcessError, match=r"has no job x.*started anew"):
-        list(Jobs(serve(404)).follow("x"))
-
-
 def test_a_page_of_a_dashboard_is_as_good_as_its_address(serve: Serve) -> None:
     url = serve(404)
     assert [Jobs(f"{url}{page}").address for page in ("", "/", "/#/jobs")] == [url] * 3
@@ -235,10 +231,16 @@ def test_a_dashboard_that_has_ended_is_told_with_its_last_words(
         Jobs(url)
     assert time.monotonic() - began < 10
     assert "last line" not in str(refused.value)
-    log = tmp_path / "ray/session_latest/logs/dashboard.log"
-    log.parent.mkdir(parents=True)
-    log.write_text("started\n" * 2000 + "ERROR head.py:12 -- out of disk\n\n")
-    with pytest.raises(PlanError, match=r"; the last line of .*dashboard\.log is: ERROR head\.py:12 -- out of disk$"):
+    port = int(url.rpartition(":")[2])
+    for day, listened, end in (
+        (1, port, "older"),
+        (2, port, "ERROR head.py:12 -- out of disk"),
+        (3, port // 10, "other"),
+    ):
+        log = tmp_path / f"ray/session_2026-01-0{day}_12/logs/dashboard.log"
+        log.parent.mkdir(parents=True)
+        log.write_text(f"Dashboard head http address: 127.0.0.1:{listened}\n" + "started\n" * 2000 + f"{end}\n\n")
+    with pytest.raises(PlanError, match=r"; the last line of .*-02_12/.* is: ERROR head\.py:12 -- out of disk$"):
         Jobs(url)
 
 
@@ -264,7 +266,9 @@ def test_each_way_to_reach_nobody_is_told_as_it_is() -> None:
             Jobs(f"http://{here}")
 
 
-@pytest.mark.parametrize("url", ["http://", "http://:8265", "http://head:99999", "http://head:port", "http://[::1"])
+@pytest.mark.parametrize(
+    "url", ["http://", "http://:8265", "http://head:99999", "http://head:port", "http://[::1", "http://a..b:1"]
+)
 def test_what_is_no_url_is_told_before_anything_is_sent(url: str) -> None:
     with pytest.raises(ConfigError, match=r"is no URL of a dashboard: write http://HEAD:8265"):
         Jobs(url)
@@ -285,3 +289,10 @@ def test_a_dashboard_that_never_answers_ends_in_time(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(jobs_module, "CALL_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(PlanError, match=r"within 0\.2 s"):
         Jobs(f"http://127.0.0.1:{silent.getsockname()[1]}")
+
+
+def test_a_proxy_that_is_in_the_way_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY"):
+        monkeypatch.setenv(name, f"http://127.0.0.1:{closed_port()}")
+    with pytest.raises(PlanError, match=r"proxy of HTTP_PROXY .*: set NO_PROXY=head\.example"):
+        Jobs("http://head.example:8265")

@@ -95,3 +95,13 @@ def test_who_tells_hears_whether_there_is_a_reader(capsys: pytest.CaptureFixture
     file.close()
     assert not tell("three", stream=file)
     assert capsys.readouterr().err == "one\n"
+
+
+def test_letters_that_the_terminal_lacks_are_shown_escaped(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "flowtrain.cli.main", "config", str(tmp_path / "größe.yaml")]
+    (tmp_path / "größe.yaml").write_text("run: {}\nmode: größer\n", encoding="utf-8")
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii:strict", "PYTHONUTF8": "0"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2
+    assert "gr\\xf6\\xdfe.yaml" in ended.stderr
+    assert "internal error" not in ended.stderr
