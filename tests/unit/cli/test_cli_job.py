@@ -17,7 +17,7 @@ from flowtrain.cli.job import JobLog, address_override, as_job, check_visible, e
 from flowtrain.cli.main import make_app
 from flowtrain.config.loading import load_config
 from flowtrain.config.schema import Config
-from flowtrain.errors import ConfigError, LostProcessError, PlanError
+from flowtrain.errors import ConfigError, PlanError
 from flowtrain.runtime import jobs as jobs_module
 from flowtrain.runtime.jobs import Jobs, cluster_token
 from flowtrain.runtime.silence import silence
