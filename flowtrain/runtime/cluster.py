@@ -25,6 +25,7 @@ from typing import Any
 
 import grpc
 import ray
+from ray.exceptions import AuthenticationError
 
 from flowtrain.config.schema import ClusterConfig
 from flowtrain.errors import FlowTrainError, Interrupted, PlanError, Terminated
@@ -68,7 +69,7 @@ class Cluster:
         self.config = config
         self.object_store_bytes = object_store_bytes
         self._session: Path | None = None
-        self.connected = False
+        self.connected = self._answered = False
         self.nodes: tuple[Node, ...] = ()
 
     def join(self) -> tuple[Node, ...]:
@@ -117,14 +118,16 @@ class Cluster:
         except FlowTrainError:
             raise  # a signal
         except Exception as error:  # Ray raises a bare one when a node does not start in time
-            raise PlanError(f"{self._refusal()}: {' '.join(str(error).split())[:300]}") from error
+            raise PlanError(self._refusal(error)) from error
         self.connected = True
         self.nodes = number_nodes(ray.nodes(), ray.get_runtime_context().get_node_id())
         return self.nodes
 
     def _connect(self, cpus: int, gpus: int) -> None:
         if self.config.address is not None:
+            self._answered = False
             _probe(self.config.address)
+            self._answered = True
             ray.init(address=self.config.address, log_to_driver=False, logging_level=logging.ERROR)
             return
         check_temp_space(temp_folder(self.config))
@@ -141,11 +144,25 @@ class Cluster:
         )
         self._session = Path(context.address_info["session_dir"])
 
-    def _refusal(self) -> str:
-        if self.config.address is not None:
-            hint = "check that a Ray head listens there (a dashboard's address is http://HOST:PORT), and RAY_AUTH_TOKEN"
-            return f"cluster.address: {self.config.address} cannot be joined; {hint}"
-        return "Ray did not start on this machine, which may be too busy or out of memory; try again"
+    def _refusal(self, error: Exception) -> str:
+        """Why Ray is not there, and what to look at."""
+        said = " ".join(str(error).split())[:300]
+        if self.config.address is None:
+            return f"Ray did not start on this machine, which may be too busy or out of memory; try again: {said}"
+        what = f"cluster.address: {self.config.address}"
+        token = "set RAY_AUTH_TOKEN, or RAY_AUTH_TOKEN_PATH to a file with it (on the head node: `ray get-auth-token`)"
+        if isinstance(error, AuthenticationError):
+            return f"{what} asks for a token and none was given: {token}"
+        if self._answered and self.config.address != "auto":
+            from flowtrain.runtime.jobs import cluster_token  # with HTTP, which nothing else of a driver needs
+
+            given = "the token given is not the cluster's" if cluster_token() else "it wants a token"
+            way = f"{token}, and the same Ray everywhere"
+            return (
+                f"{what} answers and does not let this process in ({given}, or its Ray is another one): {way}: {said}"
+            )
+        hint = "check that a Ray head listens there (a dashboard's address is http://HOST:PORT)"
+        return f"{what} cannot be joined; {hint}: {said}"
 
     def __enter__(self) -> Cluster:
         return self

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
 import pytest
+from ray.exceptions import AuthenticationError
 
 from flowtrain.config.schema import ClusterConfig
 from flowtrain.errors import Interrupted, LostProcessError, PlanError, Terminated
@@ -30,6 +32,33 @@ def test_a_failed_run_keeps_the_logs_that_its_message_may_name(error: BaseExcept
 @pytest.mark.parametrize("error", [None, Interrupted("SIGINT"), Terminated("SIGTERM")])
 def test_a_run_that_ended_as_wanted_leaves_none(error: BaseException | None, tmp_path: Path) -> None:
     assert not after(error, tmp_path / "session")
+
+
+@pytest.mark.parametrize(
+    ("error", "answered", "token", "told"),
+    [
+        (AuthenticationError("no token"), True, None, "asks for a token and none was given: set RAY_AUTH_TOKEN"),
+        (ConnectionError("no"), True, "abc", r"does not let this process in \(the token given is not the cluster's"),
+        (ConnectionError("no"), True, None, r"does not let this process in \(it wants a token"),
+        (ConnectionError("no"), False, "abc", r"cannot be joined; check that a Ray head listens there .*: no$"),
+    ],
+)
+def test_a_head_that_answers_and_refuses_is_not_one_that_is_not_there(
+    error: Exception,
+    answered: bool,
+    token: str | None,
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> None:
+    for name in ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    if token is not None:
+        monkeypatch.setenv("RAY_AUTH_TOKEN", token)
+    cluster = Cluster(ClusterConfig(address="head:6379"))
+    cluster._answered = answered
+    assert re.match(f"cluster.address: head:6379 .*{told}", cluster._refusal(error))
 
 
 def test_a_temporary_folder_without_room_is_told_with_both_numbers(tmp_path: Path) -> None:
