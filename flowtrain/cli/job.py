@@ -303,7 +303,7 @@ def _guessed(job: Job) -> dict[str, Any]:
         return {"exit": job.code if job.code < 128 else EXIT_BUG, "line": line}
     if job.status == "SUCCEEDED":
         return {"exit": 0, "line": None}
-    message = " ".join(job.message.split())[:300]
+    message = " ".join(job.message.partition(", last available logs")[0].split())[:300]  # the log is above
     return {
         "exit": LostProcessError.exit_code,
         "line": f"job {job.id} was lost ({job.status}: {message}): it was killed, or its node is gone; {way_on}",

@@ -55,7 +55,8 @@ def outcome_of(ended: Ended, run_dir: Path, spare: int | None = None) -> Outcome
     except ValueError:
         name = f"signal {-ended.returncode}"
     hint = {
-        "SIGKILL": "if nobody did it, memory ran out: lower packing.max_tokens or pool.bytes, or see dmesg",
+        "SIGKILL": "if nobody did it, memory ran out (see dmesg): lower packing.max_tokens or pool.bytes; a run goes "
+        f"on with --resume {run_dir}",
         "SIGBUS": "shared memory ran out: lower pool.bytes",
     }.get(name, f"see the output above; a run goes on with --resume {run_dir}")
     return Outcome(LostProcessError.exit_code, f"the driver of {run_dir} was killed by {name}{doing}; {hint}")

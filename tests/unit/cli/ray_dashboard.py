@@ -32,6 +32,7 @@ class RayDashboard:
         self.agentless = agentless
         self.status: str | None = "RUNNING"
         self.code: int | None = None
+        self.message = ""
         self.known = {"x"}
         self.requests: list[str] = []
         self.on_request: Callable[[str], None] = lambda asked: None
@@ -96,7 +97,7 @@ class RayDashboard:
             return web.Response(status=404, text="Job x does not exist")
         told: dict[str, Any] = {"type": "SUBMISSION", "status": self.status, "entrypoint": "x"}
         return web.json_response(
-            {**told, "submission_id": request.match_info["id"], "message": "", "driver_exit_code": self.code}
+            {**told, "submission_id": request.match_info["id"], "message": self.message, "driver_exit_code": self.code}
         )
 
     async def _stopped(self, request: web.Request) -> web.Response:

@@ -170,3 +170,14 @@ def test_a_cluster_that_has_just_started_is_waited_for(monkeypatch: pytest.Monke
         monkeypatch.setattr(jobs_module, "AGENT_SECONDS", 0.5)
         with pytest.raises(PlanError, match=r"takes no jobs: its head node has had no agent for 0\.5 s"):
             submit(ray.url, ["doctor"], None, {}, {}, 0.0)
+
+
+def test_the_last_line_of_a_killed_job_does_not_carry_its_log(capsys: pytest.CaptureFixture[str]) -> None:
+    with RayDashboard(["step 1\n"]) as ray:
+        ray.end(-9)
+        ray.message = "entrypoint failed with exit code -9, last available logs (truncated to 20,000 chars):\nstep 1\n"
+        assert follow(Jobs(ray.url), "x", STOPPING) == 5
+    assert capsys.readouterr().err == (
+        "job x was lost (FAILED: entrypoint failed with exit code -9): it was killed, or its node is gone; "
+        "go on from what is saved with --resume RUN_DIR\n"
+    )

@@ -47,7 +47,13 @@ def test_an_abort_after_the_words_does_not_hide_them(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "hint"), [("SIGKILL", "memory ran out"), ("SIGBUS", "lower pool.bytes"), ("SIGABRT", "--resume")]
+    ("number", "hint"),
+    [
+        ("SIGKILL", "memory ran out"),
+        ("SIGKILL", "goes on with --resume"),
+        ("SIGBUS", "lower pool.bytes"),
+        ("SIGABRT", "--resume"),
+    ],
 )
 def test_a_death_without_words_is_told_from_status_and_spans(tmp_path: Path, number: str, hint: str) -> None:
     for name in ("consumer-0", "producer-1"):
