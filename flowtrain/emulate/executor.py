@@ -1,7 +1,7 @@
 """Processes that stand for devices: some for each side, one for the readers, kept for any number of runs.
 
-Devices that work together (`meeting`) share a process: the groups of a side are dealt out to its processes in turn.
-Colocated, a rank's two sides are in one process and have one thread, as they have one device.
+Neighbours share a process: peers of a data-parallel rank have neighbouring numbers. Those that work together meet over
+processes (`meeting`). Colocated, a rank's two sides are in one process and have one thread, as they have one device.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 
 from flowtrain.config.schema import ClusterConfig
 from flowtrain.emulate.slot import make_slot
-from flowtrain.parallel.mesh import dp_rank
 from flowtrain.plan import Layout, Plan, RankPlan
 from flowtrain.runtime.cluster import Cluster
 from flowtrain.runtime.shared_executor import Rank, SharedExecutor
@@ -38,9 +37,8 @@ class Places:
         role, rank = key
         if role is Role.READER:
             return (role, 0), key
-        layout = self.layouts[Role.CONSUMER if self.colocated else role]
-        dp = dp_rank(layout, rank) if rank < layout.world_size else rank
-        process = dp // layout.dp_shard % self.processes
+        world = self.layouts[Role.CONSUMER if self.colocated else role].world_size
+        process = (rank * self.processes // world if world > self.processes else rank) % self.processes
         if self.colocated:
             return (Role.PRODUCER, process), (Role.PRODUCER, rank)
         return (role, process), key

@@ -10,9 +10,11 @@ from typing import Any
 from flowtrain.config.schema import Config
 from flowtrain.emulate.emulation import Emulation
 from flowtrain.emulate.executor import EmulatedExecutor
+from flowtrain.emulate.meeting import make_boards
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
+from flowtrain.types import Role
 
 STEP_SECONDS = "time_metrics/end_to_end(s)"
 
@@ -34,6 +36,7 @@ def emulate(
     run_dir.mkdir(parents=True, exist_ok=True)
     emulation.write(run_dir)
     plan = emulation.plan(config)
+    make_boards(run_dir, {Role.PRODUCER: plan.producers.layout, Role.CONSUMER: plan.consumers.layout})
     executor.take(plan)
     asked = stop or StopRequest(deadline_seconds=config.run.stop_deadline_seconds)
     execute(config, run_dir, resume, asked, executor=metered or executor, shape=emulation.shape, plan=plan)

@@ -8,24 +8,29 @@ is done, since it is drawn from what the work is.
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from flowtrain.simulator.device_timing import DeviceTiming
 from flowtrain.simulator.timing import StepSeconds
 from flowtrain.types import EncodeUnit, Pack, Role, Step, UnitId
+
+MOST_KEPT = 4096
+"""Packs whose seconds are kept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Seconds:
     """Real seconds; `scale`: of a modelled second, `jitter`: of the logarithm of each piece of work.
 
-    A pipeline is filled in front of a rank's first pack of a step: that pack lasts (pp - 1) / vpp times longer.
+    A pipeline is filled in front of a rank's first pack of a step: that pack lasts (pp - 1) / vpp times longer. What
+    packs last is kept: every peer of a rank asks for it.
     """
 
     timing: DeviceTiming
     scale: float
     jitter: float
     seed: int
+    _packs: dict[tuple[int, int, int], float] = field(default_factory=dict, repr=False, compare=False)
 
     def of(self, step: Step) -> StepSeconds:
         """Of all units and packs of a step (`flowtrain.simulator.timing.Timing`)."""
@@ -48,6 +53,14 @@ class Seconds:
 
     def pack(self, step: int, pack: Pack) -> float:
         """Forward and backward of a pack on its rank."""
+        key = (step, pack.slot, pack.rank)
+        if (kept := self._packs.get(key)) is None:
+            if len(self._packs) >= MOST_KEPT:
+                self._packs.clear()
+            kept = self._packs[key] = self._pack(step, pack)
+        return kept
+
+    def _pack(self, step: int, pack: Pack) -> float:
         sizes = [self.timing.counter.pack(pack.samples)]
         seconds = float(self.timing.backbone.seconds(sizes)[0]) * self._factor("train", step, pack.slot, pack.rank)
         return seconds * (1.0 + self._fill) if pack.slot == 0 else seconds

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from flowtrain.config.schema import Config
-from flowtrain.emulate.emulation import Emulation
+from flowtrain.emulate.emulation import FILE, Emulation
 from flowtrain.emulate.meeting import enter
+from flowtrain.emulate.seconds import Seconds
 from flowtrain.emulate.stages import EmulatedConsumer, EmulatedProducer, EmulatedReader
 from flowtrain.parallel.mesh import dp_rank
 from flowtrain.pool.arrays import ByteArrays
@@ -44,7 +46,7 @@ class EmulatedSlot(StageSlot):
         """There are no collectives to join."""
 
     def _build(self, spec: StageSpec, config: Config, store: Any) -> StageReport:
-        emulation = Emulation.read(Path(spec.run_dir))
+        emulation, seconds = _emulated(spec.run_dir, (Path(spec.run_dir) / FILE).stat().st_mtime_ns)
         shape = emulation.shape
         role, rank = spec.rank_plan.role, spec.rank_plan.rank
         if role is Role.READER:
@@ -53,19 +55,15 @@ class EmulatedSlot(StageSlot):
             return StageReport()
         layout = spec.layout
         here = config.producer_modules if role is Role.PRODUCER else set(Module) - config.producer_modules
-        dp = dp_rank(layout, rank)
-        peers = layout.world_size // layout.dp_degree
-        members = layout.dp_shard * peers if layout.dp_shard > 1 else 1
         pool = self._pool(config, spec, ByteArrays())
         build = EmulatedProducer if role is Role.PRODUCER else EmulatedConsumer
         self.stage = build(
             role,
-            dp,
+            dp_rank(layout, rank),
             config,
-            emulation.seconds(),
+            seconds,
             pool,
-            enter((role, "work", dp // layout.dp_shard), members, rank),
-            enter((role, "readers", dp, rank // (layout.world_size // layout.pp)), layout.tp * layout.cp, rank),
+            enter(Path(spec.run_dir), role, layout, rank),
             tuple(sorted(here - config.frozen)),
             emulation.byte_scale,
             shape.features(config.cut),
@@ -93,3 +91,10 @@ class EmulatedSlot(StageSlot):
 
     def _leave(self) -> None:
         """There are no process groups to leave."""
+
+
+@lru_cache(maxsize=1)
+def _emulated(run_dir: str, modified_ns: int) -> tuple[Emulation, Seconds]:
+    """Once for all ranks of a process: peers have the same packs, and ask for the seconds of each."""
+    emulation = Emulation.read(Path(run_dir))
+    return emulation, emulation.seconds()

@@ -85,8 +85,8 @@ class EmulatedReader:
 class Device:
     """What a producer and a consumer have in common: seconds, a place among devices that work together, the pool.
 
-    `meeting`: of those that work together, `readers`: of the peers that read the same features, of whom the one that
-    `leads` answers for all and writes gradients; `trained`: modules that train here.
+    `meeting`: of those that work together, among them all that read the same features: when their work ends, each has
+    read. One of these `leads`: it answers for all and writes gradients. `trained`: modules that train here.
     """
 
     role: Role
@@ -95,7 +95,6 @@ class Device:
     seconds: Seconds
     pool: PoolClient
     meeting: Meeting
-    readers: Meeting
     trained: tuple[Module, ...]
     byte_scale: float
     features: tuple[FeatureSpec, ...]
@@ -108,12 +107,9 @@ class Device:
 
     def work(self, kind: str, ready: float, seconds: float) -> None:
         """Pass the time of a unit, backward or pack, that could begin at `ready`."""
-        end = ready + seconds
         self._works += 1
         with self.span(kind):
-            if self.meeting.members > 1:
-                end = self.meeting.end_of(self._works, ready, seconds, self.config.run.timeout_seconds)
-            pause_until(end)
+            pause_until(self.meeting.end_of(self._works, ready, seconds, self.config.run.timeout_seconds))
 
     def idle(self, start: float) -> float:
         """Seconds without work before `start`."""
@@ -194,8 +190,6 @@ class EmulatedConsumer(Device):
                 check_bytes(views, feature_value(ref.position), f"the features of position {ref.position}")
         self.work("train", start, seconds)
         if self.reads:
-            if self.readers.members > 1:  # a gradient goes over the features that another may still read
-                self.readers.end_of(self._works, start, 0.0, self.config.run.timeout_seconds)
             if order.return_gradients and self.leads:
                 gradients = [
                     [np.broadcast_to(np.uint8(255 - feature_value(ref.position)), (ref.bytes,))] for ref in order.refs

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import statistics
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from flowtrain.emulate.case import Variant
-from flowtrain.emulate.meeting import Meeting, enter, pause_until
+from flowtrain.emulate.meeting import Meeting, enter, make_boards, pause_until
 from flowtrain.errors import PeerError
+from flowtrain.plan import Layout
+from flowtrain.types import Role
 
 
 def test_a_device_works_as_long_as_the_model_says(make: Callable[..., Any]) -> None:
@@ -60,31 +65,68 @@ def test_a_pipeline_is_filled_in_front_of_the_first_pack(make: Callable[..., Any
     assert seconds.pack(1, second) == pytest.approx(whole.packs[1][0])
 
 
-def test_a_meeting_ends_for_all_with_the_slowest() -> None:
-    meeting, ends = Meeting(3), {}
+@pytest.fixture
+def enter_all(tmp_path: Path) -> list[Meeting]:
+    """Two groups of two data-parallel ranks of two peers each: what they do goes through a file."""
+    layout = Layout(dp_replicate=2, dp_shard=2, pp=2)
+    make_boards(tmp_path, {Role.CONSUMER: layout})
+    return [enter(tmp_path, Role.CONSUMER, layout, rank) for rank in range(layout.world_size)]
 
-    def come(rank: int, ready: float, seconds: float) -> None:
-        ends[rank] = meeting.end_of(1, ready, seconds, 5.0)
 
-    threads = [threading.Thread(target=come, args=of) for of in ((0, 10.0, 1.0), (1, 12.0, 0.5), (2, 11.0, 2.0))]
+def test_a_meeting_ends_for_all_of_a_group_with_the_slowest(enter_all: list[Meeting]) -> None:
+    first, second = (0, 1, 4, 5), (2, 3, 6, 7)
+    begin = time.perf_counter()
+    late = {0: 0.0, 1: 0.02, 4: 0.01, 5: 0.0, 2: 0.0, 3: 0.0, 6: 0.0, 7: 0.03}
+    ends: dict[int, list[float]] = {rank: [] for rank in late}
+
+    def come(rank: int) -> None:
+        for number in range(1, 6):
+            time.sleep(late[rank])
+            ends[rank].append(enter_all[rank].end_of(number, begin + number + late[rank], 0.5 + rank - begin - 9, 5.0))
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in late]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert ends == {0: 14.0, 1: 14.0, 2: 14.0}
+    for group in (first, second):
+        expected = [
+            pytest.approx(number + max(late[rank] for rank in group) + 0.5 + max(group) - 9) for number in range(1, 6)
+        ]
+        assert [ends[rank] for rank in group] == [expected] * 4
 
 
-def test_who_does_not_come_is_told() -> None:
-    with pytest.raises(PeerError, match=r"1 of 2 devices came within 0\.01 s to work 7"):
-        Meeting(2).end_of(7, 0.0, 0.0, 0.01)
+def test_processes_meet(tmp_path: Path) -> None:
+    layout, start = Layout(tp=2), time.perf_counter()
+    make_boards(tmp_path, {Role.PRODUCER: layout})
+    other = f"""
+from pathlib import Path
+from flowtrain.emulate.meeting import enter
+from flowtrain.plan import Layout
+from flowtrain.types import Role
+print(enter(Path({str(tmp_path)!r}), Role.PRODUCER, Layout(tp=2), 1).end_of(1, {start + 0.25}, 0.5, 30.0))
+"""
+    with subprocess.Popen([sys.executable, "-c", other], stdout=subprocess.PIPE, text=True) as process:
+        end = enter(tmp_path, Role.PRODUCER, layout, 0).end_of(1, start, 0.75, 30.0)
+        assert float(process.communicate(timeout=60)[0]) == end == start + 1.0
 
 
-def test_a_rank_that_enters_again_begins_another_meeting() -> None:
-    first = enter("again", 2, 0)
-    assert enter("again", 2, 1) is first
-    second = enter("again", 2, 0)
-    assert second is not first
-    assert enter("again", 2, 1) is second
+def test_who_does_not_come_is_told(enter_all: list[Meeting]) -> None:
+    with pytest.raises(PeerError, match=r"1 of 4 devices came within 0\.01 s to work 7"):
+        enter_all[0].end_of(7, 0.0, 0.0, 0.01)
+
+
+def test_a_new_run_begins_another_meeting(enter_all: list[Meeting], tmp_path: Path) -> None:
+    enter_all[0].board[:, 1, 0] = 1.0
+    layout = Layout(dp_replicate=2, dp_shard=2, pp=2)
+    make_boards(tmp_path, {Role.CONSUMER: layout})
+    assert not enter(tmp_path, Role.CONSUMER, layout, 0).board.any()
+    assert enter_all[1].board[:, 1, 0].all()
+
+
+def test_a_rank_of_its_own_meets_nobody(tmp_path: Path) -> None:
+    alone = enter(tmp_path, Role.PRODUCER, Layout(dp_replicate=4), 3)
+    assert alone.end_of(1, 2.0, 3.0, 0.0) == 5.0
 
 
 def test_a_pause_ends_in_time() -> None:
