@@ -97,7 +97,9 @@ def _losses(record: Record) -> str:
 def _peers(record: dict[str, Any]) -> str:
     rows = [{"": name, "samples/s": f"{rate:.2f}"} for name, rate in record["medians"].items()]
     best = Check(f"{record['best mode']} / {record['best peer']}", record["best mode / best peer"], ">=", LEAST_RATIO)
-    return f"{table(rows)}\n\n{table([best.to_dict()])}"
+    shares = [record[f"mfu {of} (%)"] for of in ("of the best mode", "of the best peer", "that the limit takes")]
+    told = "MFU {:.1f} % of the best mode, by the same FLOPs {:.1f} % of the best peer; the limit would take {:.1f} %."
+    return f"{table(rows)}\n\n{table([best.to_dict()])}\n\n{told.format(*shares)}"
 
 
 def filled(page: str) -> str:

@@ -7,6 +7,7 @@ record of earlier rounds ─────────┴─▶ record ──▶ b
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from benchmarks.record import Check
@@ -25,7 +26,7 @@ def as_record(job: str, bench: Mapping[str, Any], environment: Mapping[str, Any]
         "benchmark": "modes",
         "job": job,
         **environment,
-        "settings": bench["settings"],
+        "settings": {**bench["settings"], "config": Path(bench["settings"]["config"]).name},
         "runs": bench["runs"],
         "limits": [bench["limits"]],
         "schedule / measured": {name: [value["median"]] for name, value in bench["schedule / measured"].items()},

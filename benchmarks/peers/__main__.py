@@ -21,23 +21,25 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.peers.settings import Setting, settings
+from benchmarks.peers.settings import LEAST_RATIO, Setting, settings
 from benchmarks.record import environment, table
 from flowtrain.allocator import local_inventory
+from flowtrain.cli.bench_result import RATE
 from flowtrain.config.loading import load_config
+from flowtrain.telemetry import metrics as m
 
 TIMEOUT_SECONDS = 600
 
 
-def flowtrain(options: argparse.Namespace, folder: Path) -> dict[str, float]:
-    """Rows a second of each mode."""
+def flowtrain(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
+    """Rows a second of each mode, and its MFU."""
     record = folder / "flowtrain.json"
     command = [sys.executable, "-m", "flowtrain.cli.main", "bench", str(options.config), "--modes", options.modes]
     command += ["--rounds", "1", "--steps", str(options.steps), "--warmup", str(options.warmup), "--json", str(record)]
     command += ["--set", f"run.dir={folder / 'run'}"]
     run(command, folder / "flowtrain.log", {})
     modes = json.loads(record.read_text(encoding="utf-8"))["modes"]
-    return {name: figures["samples/s"]["median"] for name, figures in modes.items()}
+    return {name: {key: figures[key]["median"] for key in (RATE, m.MFU.name)} for name, figures in modes.items()}
 
 
 def peer(setting: Setting, options: argparse.Namespace, weights: Path, cores: int, folder: Path) -> float:
@@ -72,13 +74,21 @@ def weights_of(config_path: Path, folder: Path) -> Path:
     return ensure_weights(load_config(config_path, (f"run.dir={folder}",)).config)
 
 
-def summary(runs: dict[str, list[float]], modes: list[str]) -> dict[str, Any]:
-    """Medians, and the best mode by the best peer."""
+def summary(runs: dict[str, list[float]], mfu: dict[str, list[float]]) -> dict[str, Any]:
+    """Medians, the best mode by the best peer, and the MFU that the ratio wanted would take: `mfu` is by mode."""
     medians = {name: median(rates) for name, rates in runs.items()}
-    mode = max((name for name in runs if name in modes), key=lambda name: medians[name])
-    other = max((name for name in runs if name not in modes), key=lambda name: medians[name])
-    ratio = medians[mode] / medians[other]
-    return {"medians": medians, "best mode": mode, "best peer": other, "best mode / best peer": ratio}
+    mode = max(mfu, key=lambda name: medians[name])
+    other = max((name for name in runs if name not in mfu), key=lambda name: medians[name])
+    ratio, used = medians[mode] / medians[other], median(mfu[mode])
+    return {
+        "medians": medians,
+        "best mode": mode,
+        "best peer": other,
+        "best mode / best peer": ratio,
+        "mfu of the best mode (%)": used,
+        "mfu of the best peer (%)": used / ratio,
+        "mfu that the limit takes (%)": used / ratio * LEAST_RATIO,
+    }
 
 
 def main() -> None:
@@ -99,23 +109,27 @@ def main() -> None:
         sys.exit(f"{options.config}: give train.step in samples: other trainers know no packs")
     chosen = [one for one in settings(cores, step_rows, options.full) if options.only in one.name]
     runs: dict[str, list[float]] = {}
+    mfu: dict[str, list[float]] = {}
     if options.add and options.json is not None and options.json.exists():
-        runs = json.loads(options.json.read_text(encoding="utf-8"))["runs"]
+        before = json.loads(options.json.read_text(encoding="utf-8"))
+        runs, mfu = before["runs"], before["mfu(%)"]
     with tempfile.TemporaryDirectory(prefix="peers-") as name:
         folder = Path(name)
         weights = weights_of(options.config, folder / "weights")
         for number in range(1, options.rounds + 1):
-            for mode, rate in flowtrain(options, folder).items():
-                runs.setdefault(mode, []).append(rate)
+            for mode, figures in flowtrain(options, folder).items():
+                runs.setdefault(mode, []).append(figures[RATE])
+                mfu.setdefault(mode, []).append(figures[m.MFU.name])
             for setting in chosen:
                 runs.setdefault(setting.name, []).append(peer(setting, options, weights, cores, folder))
             print(f"round {number}:", {name: round(rates[-1], 2) for name, rates in runs.items()}, flush=True)
-    found = summary(runs, options.modes.split(","))
+    found = summary(runs, mfu)
     print(table([{"who": name, "samples/s": rate} for name, rate in found["medians"].items()]))
     print(f"{found['best mode']} / {found['best peer']}: {found['best mode / best peer']:.2f}")
     if options.json:
-        how = {name: str(value) for name, value in vars(options).items() if name != "json"}
-        record = {"benchmark": "peers", **environment(), "settings": how, "runs": runs, **found}
+        how = {name: str(value) for name, value in vars(options).items() if name not in ("json", "config")}
+        how["config"] = options.config.name
+        record = {"benchmark": "peers", **environment(), "settings": how, "runs": runs, m.MFU.name: mfu, **found}
         options.json.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 

@@ -10,6 +10,7 @@ from benchmarks.modes.__main__ import MODES, compared
 from benchmarks.modes.make import JOBS
 from benchmarks.modes.page import PAGE, filled, records
 from benchmarks.modes.record import as_record, by_other, checks, joined, load_ratio, of_limit
+from benchmarks.peers.__main__ import summary
 from benchmarks.peers.settings import settings
 
 MACHINE = {"commit": "abc", "hardware": {"cores": 2}, "versions": {}}
@@ -21,7 +22,7 @@ def bench(
     """What `flowtrain bench` writes of one round."""
     figures = {"mfu/gap_to_llm_only(%)": 1.0, "flow/starvation(s)": 0.02}
     return {
-        "settings": {"steps": 6, "warmup": 2, "step_rows": 48},
+        "settings": {"config": "jobs/even.yaml", "steps": 6, "warmup": 2, "step_rows": 48},
         "runs": {"flow": [{"samples/s": flow, **figures}], "disaggregated": [{"samples/s": other, **figures}]},
         "limits": {"split bound": bound},
         "schedule / measured": {"disaggregated": {"median": schedule, "spread": 0.0}},
@@ -92,3 +93,12 @@ def test_the_page_is_made_from_the_records() -> None:
     page = PAGE.read_text(encoding="utf-8")
     assert page == filled(page), "run python -m benchmarks.modes.page"
     assert all(f"`{job}`" in page for job in JOBS)
+
+
+def test_peers_are_told_with_the_mfu_that_the_limit_takes() -> None:
+    runs = {"flow": [18.0, 20.0, 22.0], "one_process": [15.0], "slow": [4.0, 9.0], "fast": [12.5]}
+    found = summary(runs, {"flow": [48.0, 40.0, 50.0], "one_process": [70.0]})
+    assert (found["best mode"], found["best peer"], found["best mode / best peer"]) == ("flow", "fast", 1.6)
+    assert found["mfu of the best mode (%)"] == 48.0
+    assert found["mfu of the best peer (%)"] == pytest.approx(30.0)
+    assert found["mfu that the limit takes (%)"] == pytest.approx(60.0)
