@@ -205,14 +205,9 @@ class Flow:
     @property
     def drained(self) -> bool:
         """Whether all that comes before the held step is done: no block is in use, no order in flight."""
-        held = self._held_from
-        return (
-            held is not None
-            and self.version == held - 1
-            and all(self._is_held(key) for key in self._steps)
-            and self.producers.idle
-            and not any(self._packs_in_flight)
-        )
+        if self._held_from != self.version + 1 or not all(map(self._is_held, self._steps)):
+            return False
+        return self.producers.idle and not any(self._packs_in_flight)
 
     def resize(self, owners: Sequence[int]) -> None:
         """Go on with the producers of these owner ids; the directory has their segments, and no others'."""
@@ -236,17 +231,19 @@ class Flow:
         yield from self._reduce_orders()
 
     def _pack_orders(self) -> Iterator[tuple[Role, int, Order]]:
-        woken, self._woken.packs = self._woken.packs, set()
-        for rank in sorted(woken):
-            packs = self._packs[rank]
-            while packs and not packs[0].missing and self._packs_in_flight[rank] < DEPTH + self.packs_held - 1:
-                state = packs[0]
-                if not self._may_run(state.key) or self._waits_for_encoder(state.key):
-                    break
-                packs.popleft()
+        """A pack to each rank in turn, so that all have one before any has all that it may hold."""
+        ranks, self._woken.packs = sorted(self._woken.packs), set()
+        while ranks := [rank for rank in ranks if self._may_get_pack(rank)]:
+            for rank in ranks:
                 self._packs_in_flight[rank] += 1
                 self._woken.reduces[Role.CONSUMER].add(rank)
-                yield Role.CONSUMER, rank, self._pack_order(rank, state)
+                yield Role.CONSUMER, rank, self._pack_order(rank, self._packs[rank].popleft())
+
+    def _may_get_pack(self, rank: int) -> bool:
+        packs = self._packs[rank]
+        if not packs or packs[0].missing or self._packs_in_flight[rank] >= DEPTH + self.packs_held - 1:
+            return False
+        return self._may_run(packs[0].key) and not self._waits_for_encoder(packs[0].key)
 
     def _pack_order(self, rank: int, state: PackState) -> PackOrder:
         key, pack = state.key, state.pack

@@ -99,8 +99,13 @@ class Run:
         while self.todo and self.todo[0].index - self.flow.version <= self.scenario.ahead:
             self.open.append(self.todo[0])
             self.flow.add(self.todo.popleft())
+        packs: Counter[int] = Counter()
         for role, rank, order in self.flow.orders():
             self._check(role, rank, order)
+            if isinstance(order, PackOrder):
+                most = max(packs.values(), default=0)
+                packs[rank] += 1
+                assert packs[rank] >= most, "a consumer has its next pack before another has its first"
             self.sent.append((role, rank, order))
             self.orders[role, rank].append(order)
         for place, waiting in self.orders.items():
