@@ -81,6 +81,7 @@ class Size:
     vision_width: int
     vision_layers: int
     max_pixels: int
+    vision_mlp: int | None = None  # width of the vision tower's MLPs, three times its own where nothing is said
 
 
 SIZES = {
@@ -158,7 +159,7 @@ def make_config(size: Size, tokenizer: PreTrainedTokenizerFast) -> Qwen3VLConfig
         vision_config={
             "depth": size.vision_layers,
             "hidden_size": size.vision_width,
-            "intermediate_size": 3 * size.vision_width,
+            "intermediate_size": size.vision_mlp or 3 * size.vision_width,
             "num_heads": size.vision_width // HEAD_WIDTH,
             "out_hidden_size": size.text_width,
             "patch_size": PATCH_PIXELS,

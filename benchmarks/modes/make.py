@@ -35,6 +35,11 @@ pool: {{bytes: 64MiB}}
 packing: {{max_tokens: 768, lookahead: 1}}
 """
 
+ATTENTION_WEIGHTS = 4
+"""Of a layer, by the square of its width: query, key, value, output."""
+MLP_MULTIPLE = 8
+"""Widths of MLPs are multiples of this."""
+
 
 @dataclass(frozen=True)
 class Job:
@@ -61,13 +66,22 @@ JOBS = {
 }
 
 
-def make_job(name: str, out: Path, vision_layers: int | None = None) -> Path:
+def of_depth(size: Size, vision_layers: float) -> Size:
+    """With a vision tower of as many weights as so many layers have: a whole number of them, whose MLPs make up for the
+    rest."""
+    layers, width = max(1, round(vision_layers)), size.vision_width
+    each = vision_layers / layers * (ATTENTION_WEIGHTS + 2 * 3) * width  # weights of a layer, by its width
+    mlp = (each - ATTENTION_WEIGHTS * width) / 2
+    return replace(size, vision_layers=layers, vision_mlp=MLP_MULTIPLE * round(mlp / MLP_MULTIPLE))
+
+
+def make_job(name: str, out: Path, vision_layers: float | None = None) -> Path:
     """Writes the model folder and the config of a job; returns the config's path.
 
     `vision_layers` takes the place of the depth that the job has, which gave its loads on the machine it was made on.
     """
     job, folder = JOBS[name], out / name
-    make_model(replace(job.size, vision_layers=vision_layers or job.size.vision_layers), folder / "model")
+    make_model(of_depth(job.size, vision_layers or job.size.vision_layers), folder / "model")
     path = folder / f"{name}.yaml"
     rows = EXAMPLES / "emoji/data/train.jsonl"
     path.write_text(CONFIG.format(name=name, rows=rows, freeze=", ".join(job.freeze)), encoding="utf-8")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from benchmarks.modes.__main__ import MODES, compared
-from benchmarks.modes.make import JOBS
+from benchmarks.modes.make import JOBS, of_depth
 from benchmarks.modes.page import PAGE, filled, records
 from benchmarks.modes.record import as_record, by_other, checks, joined, load_ratio, of_limit
 from benchmarks.peers.__main__ import summary
@@ -102,3 +102,15 @@ def test_peers_are_told_with_the_mfu_that_the_limit_takes() -> None:
     assert found["mfu of the best mode (%)"] == 48.0
     assert found["mfu of the best peer (%)"] == pytest.approx(30.0)
     assert found["mfu that the limit takes (%)"] == pytest.approx(60.0)
+
+
+@pytest.mark.parametrize("depth", [0.8, 8.0, 8.42, 8.58, 14.3])
+def test_a_tower_is_as_deep_as_is_said(depth: float) -> None:
+    """Up to the rounding of widths, by the weights of its layers."""
+    size = JOBS["even-trainable"].size
+    made = of_depth(size, depth)
+    whole = (4 + 2 * 3) * size.vision_width**2
+    assert made.vision_mlp is not None
+    weights = made.vision_layers * (4 * size.vision_width**2 + 2 * size.vision_width * made.vision_mlp)
+    assert weights == pytest.approx(depth * whole, abs=0.02 * whole * made.vision_layers)
+    assert of_depth(size, 8).vision_mlp == 3 * size.vision_width
