@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from itertools import product
+from itertools import islice, product
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 
 from flowtrain.allocator.profile import read_profile
 from flowtrain.allocator.solve import Choice
@@ -27,8 +27,10 @@ FROZEN = frozenset({Module.ENCODER, Module.PROJECTOR})
 SKIPPED, STEPS = 1, 4
 """First steps that figures leave out, and steps of a run."""
 
-STEP_SECONDS = 5.0
-"""Of a step of `flow`, in real time: the time scale follows from it."""
+PACK_SECONDS, DEVICE_SECONDS = 1.25, 0.16
+"""Least real time of a step of `flow` for each of its packs one after the other, and for each device: the time scale
+follows from it. Two cores do what the hosts of all devices would do, pack by pack and once at the end of a step; it is
+to be little beside what is waited for."""
 
 
 def jitter(profile: Path = PROFILE) -> float:
@@ -84,7 +86,7 @@ class Bench:
     jitter: float
     seed: int
     processes: int = 4
-    _scale: float | None = None
+    _modelled: tuple[float, float, int] | None = None
     _plans: dict[tuple[str, str], tuple[Choice, ...] | None] = field(default_factory=dict)
 
     @property
@@ -118,12 +120,25 @@ class Bench:
                 best = (seconds, tried) if best is None or seconds < best[0] else best
         return None if best is None else best[1]
 
+    def scale_of(self, seconds: float) -> float:
+        """Real seconds of a modelled one: by it a step of `flow` takes so many."""
+        return seconds / self._flow[0]
+
     @property
     def scale(self) -> float:
-        """Real seconds of a modelled one: by it a step of `flow` takes `STEP_SECONDS`."""
-        if self._scale is None:
-            self._scale = STEP_SECONDS / self.step_seconds(self.play(FLOW, 1.0))
-        return self._scale
+        """That by which a step of `flow` takes the time that two cores need to be little beside it."""
+        _, slots, devices = self._flow
+        return self.scale_of(max(PACK_SECONDS * slots, DEVICE_SECONDS * devices))
+
+    @property
+    def _flow(self) -> tuple[float, float, int]:
+        """Modelled seconds of a step of `flow`, packs one after the other in it, devices."""
+        if self._modelled is None:
+            config, emulation = self.setup(FLOW, 1.0)
+            modelled = Modelled(config, emulation, emulation.plan(config), config.run.dir)
+            slots = [len(step.slots) for step in islice(modelled.steps(), SKIPPED, STEPS)]
+            self._modelled = self.step_seconds(self.play(FLOW, 1.0)), fmean(slots), emulation.num_devices
+        return self._modelled
 
     def setup(
         self, variant: Variant, scale: float, name: str = "modelled", steps: int = STEPS

@@ -23,7 +23,6 @@ from typing import Any
 
 import psutil
 
-from benchmarks.emulated import cases
 from benchmarks.emulated.cases import FLOW, Bench
 from benchmarks.record import Check
 from flowtrain.cli.outcome import Outcome, outcome_of
@@ -130,7 +129,7 @@ def setup(bench: Bench) -> tuple[Config, Emulation]:
     """A run of `STEPS` short steps that saves every `SAVE_EVERY`."""
     choices = bench.choices(FLOW)
     assert choices is not None
-    scale = bench.scale * STEP_SECONDS / cases.STEP_SECONDS
+    scale = bench.scale_of(STEP_SECONDS)
     emulation = bench.case.emulation(choices, time_scale=scale, jitter=bench.jitter, seed=bench.seed)
     saves = {"every": SAVE_EVERY}
     return bench.case.config(emulation, FLOW, bench.rows, bench.folder / "faults", STEPS, checkpoint=saves), emulation

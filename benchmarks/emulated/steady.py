@@ -18,7 +18,6 @@ from typing import Any
 
 import psutil
 
-from benchmarks.emulated import cases
 from benchmarks.emulated.cases import FLOW, Bench
 from benchmarks.record import Check
 from flowtrain.emulate.executor import EmulatedExecutor
@@ -44,7 +43,7 @@ SAMPLE_SECONDS = 1.0
 def measure(bench: Bench, executor: EmulatedExecutor) -> dict[str, Any]:
     choices = bench.choices(FLOW)
     assert choices is not None
-    scale = bench.scale * STEP_SECONDS / cases.STEP_SECONDS
+    scale = bench.scale_of(STEP_SECONDS)
     emulation = bench.case.emulation(choices, time_scale=scale, jitter=bench.jitter, seed=bench.seed)
     config = bench.case.config(emulation, FLOW, bench.rows, bench.folder / "steady", STEPS)
     shutil.rmtree(config.run.dir, ignore_errors=True)
