@@ -32,16 +32,16 @@ class Places:
         self.layouts = {Role.PRODUCER: plan.producers.layout, Role.CONSUMER: plan.consumers.layout}
         self.colocated = plan.placement == "colocated"
 
-    def __call__(self, key: Rank) -> tuple[Rank, int]:
-        """Process, and lane in it."""
+    def __call__(self, key: Rank) -> tuple[Rank, Rank]:
+        """Process and lane."""
         role, rank = key
         if role is Role.READER:
-            return (role, 0), rank
-        side = Role.CONSUMER if self.colocated else role
-        each = -(-self.layouts[side].world_size // self.processes)  # ranks of a process
-        process = rank // each % self.processes
-        lane = rank % each + each * (rank // (each * self.processes))  # others come when producers are added
-        return (Role.PRODUCER if self.colocated else role, process), lane
+            return (role, 0), key
+        world = self.layouts[Role.CONSUMER if self.colocated else role].world_size
+        process = (rank * self.processes // world if world > self.processes else rank) % self.processes
+        if self.colocated:
+            return (Role.PRODUCER, process), (Role.PRODUCER, rank)
+        return (role, process), key
 
 
 class EmulatedExecutor(SharedExecutor):

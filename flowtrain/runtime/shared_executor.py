@@ -1,7 +1,7 @@
 """Many ranks in few processes, a thread each: ranks that mostly wait, such as emulated devices.
 
-submit ──▶ SharedActor.call in the lane of the rank ──its thread──▶ slot.call ──▶ answer
-           └ a lane is a concurrency group of one thread: Ray executes its calls in the order in which they are sent
+submit ──number──▶ SharedActor.call ──▶ lane of the rank ──its thread──▶ slot.call ──▶ answer
+                                          └ orders in the order of their numbers, whatever order Ray starts them in
 
 Both sides of a colocated rank have one lane: they take turns.
 
@@ -10,9 +10,12 @@ A process that is lost takes all its ranks along; nothing else differs from a pr
 
 from __future__ import annotations
 
+import asyncio
 import os
-import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from typing import Any, Protocol
 
 import ray
@@ -26,11 +29,8 @@ from flowtrain.types import Role
 
 Rank = tuple[Role, int]
 
-LANES = 64
-"""Threads of a process for its ranks; they exist from its start, since a later run may have more ranks in it."""
-
-Order = tuple[Rank, str, Sequence[Any]]
-"""Rank, method and its arguments. One value, since Ray encodes every argument by itself."""
+Order = tuple[Rank, int, Rank, str, Sequence[Any]]
+"""Lane, number, rank, method and its arguments. One value, since Ray encodes every argument by itself."""
 
 
 class Slot(Protocol):
@@ -43,62 +43,97 @@ class Slot(Protocol):
         """Give back everything; idempotent."""
 
 
+class _Lane:
+    """The thread of a rank, and orders that came before those which precede them."""
+
+    def __init__(self, name: str) -> None:
+        self.thread = ThreadPoolExecutor(1, thread_name_prefix=name)
+        self._early: dict[int, tuple[Callable[[], Any], Future[Any]]] = {}
+        self._next = 0
+
+    def put(self, number: int, work: Callable[[], Any]) -> Future[Any]:
+        """Called in the event loop's thread only."""
+        future: Future[Any] = Future()
+        self._early[number] = (work, future)
+        while self._next in self._early:
+            self.thread.submit(_run, *self._early.pop(self._next))
+            self._next += 1
+        return future
+
+
+def _run(work: Callable[[], Any], future: Future[Any]) -> None:
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)
+
+
 class SharedActor:
-    """`make_slot(role)`: called for each rank when its first order comes. `call`, `read` and `drop` are for lanes."""
+    """`make_slot(role)`: called for each rank when its first order comes; `lane`: the rank whose thread works."""
 
     def __init__(self, make_slot: Callable[[Role], Slot], driver_pid: int, driver_host: str) -> None:
         die_with(driver_pid, driver_host)
         self._make_slot = make_slot
         self._slots: dict[Rank, Slot] = {}
+        self._lanes: dict[Rank, _Lane] = {}
 
-    def call(self, order: Order, *payloads: Any) -> Any:
-        return self._done(order, payloads)[0]
+    async def call(self, order: Order, *payloads: Any) -> Any:
+        return (await self._ordered(order, payloads))[0]
 
     @ray.method(num_returns=2)
-    def read(self, order: Order) -> tuple[Any, Any]:
-        return self._done(order, ())
+    async def read(self, order: Order) -> tuple[Any, Any]:
+        return await self._ordered(order, ())
 
-    def drop(self, key: Rank) -> None:
-        """A rank leaves."""
-        self._slots.pop(key).close()
+    async def drop(self, key: Rank) -> None:
+        """A rank with a lane of its own, and no order left to answer, leaves."""
+        lane = self._lanes.pop(key)
+        lane.thread.submit(self._slots.pop(key).close)
+        lane.thread.shutdown(wait=False)
 
-    def clear(self) -> None:
+    async def clear(self) -> None:
         """All ranks leave: those of the next run may be others."""
-        slots, self._slots = list(self._slots.values()), {}
+        lanes, slots = list(self._lanes.values()), list(self._slots.values())
+        self._lanes, self._slots = {}, {}
+        for lane in lanes:
+            lane.thread.shutdown(wait=False)
         for slot in slots:
             slot.close()
 
-    def pid(self) -> int:
+    async def pid(self) -> int:
         return os.getpid()
 
-    @ray.method(concurrency_group="watch")
-    def watch(self) -> None:
-        threading.Event().wait()
+    async def watch(self) -> None:
+        await asyncio.Event().wait()
 
-    def _done(self, order: Order, payloads: Sequence[Any]) -> tuple[Any, Any]:
-        key, method, args = order
+    async def _ordered(self, order: Order, payloads: Sequence[Any]) -> tuple[Any, Any]:
+        lane, number, key, method, args = order
         if key not in self._slots:
             self._slots[key] = self._make_slot(key[0])
-        return self._slots[key].call(method, args, payloads)
+        if lane not in self._lanes:
+            self._lanes[lane] = _Lane("-".join(map(str, lane)))
+        work = partial(self._slots[key].call, method, args, payloads)
+        answer: tuple[Any, Any] = await asyncio.wrap_future(self._lanes[lane].put(number, work))
+        return answer
 
 
 class SharedExecutor(RayExecutor):
-    """`place_of(rank)`: its process, named like one of its ranks, and the number of its lane there, below `LANES`;
-    `make_slot`: as in `SharedActor`."""
+    """`place_of(rank)`: its process, named like one of its ranks, and its lane; `make_slot`: as in `SharedActor`."""
 
     def __init__(
         self,
         cluster: Cluster,
         start_timeout_seconds: float,
-        place_of: Callable[[Rank], tuple[Rank, int]],
+        place_of: Callable[[Rank], tuple[Rank, Rank]],
         make_slot: Callable[[Role], Slot],
     ) -> None:
         super().__init__(cluster, start_timeout_seconds)
         self.place_of = place_of
         self.make_slot = make_slot
+        self._sent: Counter[Rank] = Counter()
 
     def start(self, ranks: Sequence[RankPlan]) -> None:
         ray.get([actor.clear.remote() for actor in self._actors.values()], timeout=self.start_timeout_seconds)
+        self._sent.clear()
         super().start(ranks)
 
     @property
@@ -108,31 +143,24 @@ class SharedExecutor(RayExecutor):
 
     def remove(self, role: Role, rank: int) -> None:
         assert not self._unanswered.get((role, rank)), f"{role} {rank} is to end {self._doing(role, rank)}"
-        self._in_lane((role, rank), "drop").remote((role, rank))
+        self._actors[self._host((role, rank))].drop.remote((role, rank))
+        del self._sent[role, rank]
 
     def _host(self, key: Rank) -> Rank:
         return self.place_of(key)[0]
 
     def _call(self, key: Rank, method: str, args: Sequence[Any], payloads: Sequence[Any]) -> tuple[Any, Any]:
-        order = (key, method, args)
-        if method == "read":
-            value, payload = self._in_lane(key, "read").remote(order)
-            return value, payload
-        return self._in_lane(key, "call").remote(order, *payloads), None
-
-    def _in_lane(self, key: Rank, name: str) -> Any:
         process, lane = self.place_of(key)
-        return getattr(self._actors[process], name).options(concurrency_group=_lane(lane))
+        actor, order = self._actors[process], (lane, self._sent[lane], key, method, args)
+        self._sent[lane] += 1
+        if method == "read":
+            value, payload = actor.read.remote(order)
+            return value, payload
+        return actor.call.remote(order, *payloads), None
 
     def _place(self, plan: RankPlan) -> Any:
         """Its ranks wait most of the time: a process takes no core of its own."""
         node = NodeAffinitySchedulingStrategy(self.cluster.nodes[plan.node].id, soft=False)
         options: dict[str, Any] = {"num_cpus": 0, "max_restarts": 0, "scheduling_strategy": node}
-        lanes = {_lane(number): 1 for number in range(LANES)}
-        actor_class = ray.remote(concurrency_groups={"watch": 1, **lanes})(SharedActor).options(**options)
+        actor_class = ray.remote(SharedActor).options(**options)
         return actor_class.remote(self.make_slot, os.getpid(), os.uname().nodename)
-
-
-def _lane(number: int) -> str:
-    assert number < LANES, f"lane {number} of a process that has {LANES}"
-    return f"lane-{number}"
