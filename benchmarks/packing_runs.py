@@ -17,11 +17,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from flowtrain.data.order import Order as RowOrder
 from flowtrain.data.stream import BLOCK_ROWS
 from flowtrain.packing import Composer, CompositionSpec, CostModel
 from flowtrain.packing.cost import SHIFT, reference_pairs
 from flowtrain.packing.measure import measure
-from flowtrain.packing.trace import Order, endless, in_order
+from flowtrain.packing.trace import Order, in_order
 from flowtrain.runtime.collector import rare_collection
 from flowtrain.sizes import read_trace
 from flowtrain.types import SampleMeta, Step
@@ -91,7 +92,7 @@ def _block_bytes(tokens: int, patches: int) -> int:
 
 def compose(spec: CompositionSpec, rows: Sequence[SampleMeta], num_steps: int) -> tuple[list[Step], list[float]]:
     """Steps and the CPU seconds of each."""
-    composer, waiting = Composer(spec, COST), endless(rows)
+    composer, waiting = Composer(spec, COST), RowOrder(len(rows), seed=0, shuffle=False).rows(rows)
     steps: list[Step] = []
     seconds: list[float] = []
     spent = 0.0

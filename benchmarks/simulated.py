@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -16,6 +16,7 @@ from flowtrain.allocator.problem import Question
 from flowtrain.allocator.solve import Choice
 from flowtrain.allocator.stats import TRAINED_SHARE, DataStats, read_stats
 from flowtrain.config.modes import MODES, ModeName
+from flowtrain.data.order import Order
 from flowtrain.packing.trace import in_order
 from flowtrain.plan import layout_text
 from flowtrain.runtime.collector import rare_collection
@@ -23,7 +24,7 @@ from flowtrain.shapes import ModelShape, read_shape
 from flowtrain.simulator import Disturbances, Outcome, Simulation
 from flowtrain.simulator.planned import Options, Planned, planned, with_patches
 from flowtrain.sizes import read_trace
-from flowtrain.types import Module, SampleMeta, Step
+from flowtrain.types import Module, SampleMeta, SkippedRow, Step
 
 ROOT = Path(__file__).resolve().parent.parent
 TRACE = ROOT / "benchmarks/traces/mix_sft_8k.parquet"
@@ -33,19 +34,23 @@ FROZEN = frozenset({Module.ENCODER, Module.PROJECTOR})
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A plan and its simulation. `predicted`: samples/s by the allocator's sums."""
+    """A plan and its simulation. `predicted`: samples/s by the allocator's sums; `rows`: in order, as `judged`."""
 
     planned: Planned
     layouts: str
     predicted: float
-    rows: Sequence[SampleMeta]
+    rows: Sequence[SampleMeta | SkippedRow]
+
+    def steps(self) -> Iterator[Step]:
+        """Without end."""
+        return self.planned.steps(self.rows, Order(len(self.rows), seed=0, shuffle=False))
 
     def play(
         self, num_steps: int, disturbances: Disturbances | None = None, steps: Iterable[Step] | None = None
     ) -> Outcome:
         """`steps`: composed before, as several cases of one plan have the same."""
         with rare_collection():
-            steps = self.planned.steps(self.rows) if steps is None else steps
+            steps = self.steps() if steps is None else steps
             return Simulation(self.planned.system, self.planned.timing, steps, disturbances).run(num_steps)
 
 
@@ -113,4 +118,4 @@ def case(
         Options(**{"exchange": chosen.exchange, "composition": chosen.composition, **options}),
     )
     layouts = ", ".join(f"{choice.load.name} {layout_text(choice.candidate.layout)}" for choice in choices)
-    return Case(made, layouts, predicted, rows if rows is not None else trace_rows(asked.shape))
+    return Case(made, layouts, predicted, made.judged(rows if rows is not None else trace_rows(asked.shape)))

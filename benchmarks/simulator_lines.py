@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from flowtrain.packing import CostModel
 from flowtrain.packing.fit import LineFit
-from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.simulator import Control, Cores, Simulation, System
 from flowtrain.simulator.timing import StepSeconds
 from flowtrain.types import Role, Step
@@ -72,20 +71,9 @@ class Calibration:
         """Simulated rows a second of the middle step of a run to come, its first ones left out."""
         plan, inputs, config = run.plan, run.inputs, run.config
         one_process = plan.placement == "colocated"
-        producers, consumers = plan.producers.leading, plan.consumers.leading
-        system = System(
-            num_producers=len(producers),
-            num_consumers=len(consumers),
-            num_devices=len(consumers) if one_process else len(producers) + len(consumers),
-            segment_bytes=min(rank.segment_bytes for rank in producers),
-            payload_bytes=inputs.sample_bytes,
-            trainable_encoder=config.trainable_encoder,
-            reduced_roles=inputs.reduced_roles,
-            exchange=EXCHANGES[config.exchange],
-            colocated=one_process,
-            control=Control(0.0, 0.0) if one_process else self.control,
-            cores=self.cores,
-        )
+        producers, consumers = len(plan.producers.ranks), len(plan.consumers.ranks)
+        num_devices = consumers if one_process else producers + consumers
+        system = System.of_run(inputs, num_devices, Control(0.0, 0.0) if one_process else self.control, self.cores)
         steps = Simulation(system, Seconds(self, system), run.steps()).run(config.train.max_steps or 1).steps
         steady = pairwise(steps[skipped - 1 :])
         return median(step.rows / (step.end - before.end) for before, step in steady)

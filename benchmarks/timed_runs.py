@@ -38,6 +38,7 @@ from flowtrain.runtime.ray_executor import RayExecutor
 from flowtrain.runtime.run import execute
 from flowtrain.runtime.signals import StopRequest
 from flowtrain.shapes import read_shape
+from flowtrain.simulator.planned import without_long
 from flowtrain.telemetry.timeline import Call, Timeline, Track, read_timeline
 from flowtrain.types import EncodeUnit, Phase, Role, SampleMeta, SkippedRow, Step
 
@@ -204,11 +205,5 @@ class TimedRuns:
             whole = open_builder(config.model_copy(update={"packing": packing}), Phase.TRAIN)
             self._rows[data] = list(survey_rows(whole, decode=False))
         known = self._rows[data]
-        order = RowOrder(len(known), config.run.seed, config.data.shuffle)
-        in_order = (known[order.row(position)]._replace(position=position) for position in range(len(known)))
-        return [
-            SkippedRow(row.position, row.row, row.id, "too-long", "")
-            if isinstance(row, SampleMeta) and row.tokens > config.max_row_tokens
-            else row
-            for row in in_order
-        ]
+        in_order = islice(RowOrder.of(config, len(known)).rows(known), len(known))
+        return without_long(in_order, config.max_row_tokens)

@@ -125,7 +125,7 @@ def checkpoints() -> Iterator[dict[str, Any]]:
     """Beside each: failures, and the interval of least expected loss by Young's formula, √(2 · save · between)."""
     asked = question(public_model("qwen2.5-vl-72b"), 40, FROZEN, step_samples=256)
     plain = case(asked)
-    steps = list(islice(plain.planned.steps(plain.rows), FAILING_STEPS))
+    steps = list(islice(plain.steps(), FAILING_STEPS))
     step = plain.play(STEPS, steps=steps).figures()["step_seconds"]
     for minutes in MINUTES_BETWEEN:
         device_hours = minutes / 60 * plain.planned.system.num_devices

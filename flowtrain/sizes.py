@@ -67,8 +67,8 @@ def row_sizes(row: SampleMeta | SkippedRow) -> dict[str, Any]:
 
 def read_sizes(
     path: Path, about: int | None = None, pairs: Callable[[int], int] = all_pairs
-) -> list[SampleMeta | None]:
-    """Rows of a scan, positions numbered from 0; None where one cannot be used.
+) -> list[SampleMeta | SkippedRow]:
+    """Rows of a scan, those that cannot be used among them, positions numbered from 0.
 
     `about`: of a longer file, about so many rows are read, evenly from all of it. `pairs`: of an image of so many
     patches (`EncoderShape.attended_pairs`); an encoder's geometry is not in the file.
@@ -80,12 +80,12 @@ def read_sizes(
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path} cannot be read ({error}): run `flowtrain data scan` again") from error
-    rows: list[SampleMeta | None] = []
+    rows: list[SampleMeta | SkippedRow] = []
     for number in range(0, len(lines), _stride(len(lines), about)):
         try:
             size = json.loads(lines[number])
             if "skipped" in size:
-                rows.append(None)
+                rows.append(SkippedRow(len(rows), size["row"], size["id"], size["skipped"], ""))
                 continue
             images = tuple(ImageMeta(h, w, tokens, patches, pairs(patches)) for h, w, tokens, patches in size["images"])
             counts = (size["text_tokens"], size["vision_tokens"], size["trained_tokens"])

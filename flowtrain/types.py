@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Literal, NamedTuple, NewType
+from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 Address = NewType("Address", int)
 """A place in the pool's 64-bit address space; `flowtrain.pool.address` takes it apart."""
@@ -154,6 +154,9 @@ class SkippedRow(NamedTuple):
     id: str
     reason: str
     detail: str
+
+
+Row = TypeVar("Row", SampleMeta, SkippedRow, SampleMeta | SkippedRow)
 
 
 class UnitId(NamedTuple):

@@ -14,6 +14,7 @@ import numpy as np
 from flowtrain.allocator.load import Integers
 from flowtrain.errors import ConfigError, DataError
 from flowtrain.sizes import read_sizes, read_trace, sizes_file
+from flowtrain.types import SampleMeta
 
 MAX_SAMPLES = 4096
 LONGEST_ASSUMED = 8192
@@ -110,7 +111,7 @@ def read_stats(path: Path) -> DataStats:
     if path.suffix == ".parquet":
         found = read_trace(path, trained_share=TRAINED_SHARE, about=MAX_SAMPLES)[0]
     else:
-        found = [row for row in read_sizes(path, about=MAX_SAMPLES) if row is not None]
+        found = [row for row in read_sizes(path, about=MAX_SAMPLES) if isinstance(row, SampleMeta)]
     if not found:
         raise DataError(f"{path} has no row with sizes: give what `flowtrain data scan` writes, or a trace")
     rows = [_Row(row.text_tokens, row.trained_tokens, [image.tokens for image in row.images]) for row in found]

@@ -221,7 +221,8 @@ def _of_config(
     ahead = steps + max(spec.lookahead, spec.max_wait_steps)
     wanted = ahead * (spec.step_samples or (spec.step_packs or 1) * ranks * max(1, spec.max_tokens // 64))
     rows, notes = _rows_of(config, wanted)
-    usable, more = (rows, ()) if spec.own_pack else _within(rows, spec.max_tokens)
+    packing = config.packing.model_copy(update={"max_tokens": spec.max_tokens})
+    usable, more = _within(rows, packing.longest_row(config.data.max_seq_len))
     if not usable:
         raise DataError(f"{config.data.train} has no usable row: run `flowtrain data check`")
     spec = replace(spec, num_rows=len(usable), horizon=len(usable))
@@ -233,26 +234,25 @@ def _rows_of(config: Config, wanted: int) -> tuple[list[SampleMeta], tuple[str, 
     from flowtrain.data.order import Order
     from flowtrain.shapes import read_shape
     from flowtrain.sizes import read_sizes, sizes_file
-    from flowtrain.types import SampleMeta
+    from flowtrain.types import SampleMeta, SkippedRow
 
     data = config.data.train
     sizes = sizes_file(data)
     if sizes.is_file():
         known = read_sizes(sizes, pairs=read_shape(config.model.path).vision.attended_pairs)
-        order = Order(len(known), config.run.seed, config.data.shuffle)
-        found = [known[order.row(position)] for position in range(len(known))]
+        found = list(islice(Order.of(config, len(known)).rows(known), len(known)))
         notes: tuple[str, ...] = (f"sizes of {sizes}",)
         if sizes.stat().st_mtime < data.stat().st_mtime:
             notes = (f"{sizes} is older than the data: run `flowtrain data scan` again",)
     else:
         from flowtrain.data.survey import open_builder
-        from flowtrain.types import Phase, SkippedRow
+        from flowtrain.types import Phase
 
         builder = open_builder(config, Phase.TRAIN)
-        order = Order(len(builder.source), config.run.seed, config.data.shuffle)
+        order = Order.of(config, len(builder.source))
         count = min(wanted, len(builder.source))
         built = [builder.build(position, order.row(position), 0, 0) for position in range(count)]
-        found = [None if isinstance(made, SkippedRow) else made[0] for made in built]
+        found = [made if isinstance(made, SkippedRow) else made[0] for made in built]
         notes = (f"the first {count} rows were measured now: `flowtrain data scan` keeps the sizes of all",)
     rows = [row for row in found if isinstance(row, SampleMeta)]
     num_skipped = len(found) - len(rows)

@@ -31,9 +31,10 @@ from flowtrain.errors import ConfigError, DataError, PlanError
 
 if TYPE_CHECKING:
     from flowtrain.allocator.problem import Question
+    from flowtrain.data.order import Order
     from flowtrain.simulator import Disturbances, Outcome
     from flowtrain.simulator.planned import Options, Planned
-    from flowtrain.types import SampleMeta
+    from flowtrain.types import SampleMeta, SkippedRow
 
 PICTURE_RANKS = 8
 PICTURE_STEPS = 3
@@ -43,12 +44,18 @@ VARIANTS = ("half as many images", "half as many again", "jitter 0.1", "jitter 0
 
 @dataclass(frozen=True, slots=True)
 class Subject:
-    """What is played: rows in the run's order, the plan as a simulation, and what to say of them."""
+    """What is played: the plan as a simulation, and the rows of a run with their order.
+
+    Attributes:
+        sizes: rows as the scan or trace has them; `rows` are the same as the run finds them (`Planned.judged`).
+    """
 
     name: str
     layouts: str
     planned: Planned
-    rows: Sequence[SampleMeta]
+    sizes: Sequence[SampleMeta | SkippedRow]
+    rows: Sequence[SampleMeta | SkippedRow]
+    order: Order
     disturbances: Disturbances
 
 
@@ -90,9 +97,16 @@ def simulate(
     ] = None,
     restart_seconds: Annotated[float, typer.Option("--restart-seconds", min=0, help="From failure to start.")] = 120.0,
     dtype: ComputeDtype = None,
-    save_every: Annotated[int | None, typer.Option("--save-every", min=1, help="Steps between checkpoints.")] = None,
+    save_every: Annotated[
+        int | None, typer.Option("--save-every", min=1, help="Steps between checkpoints; default: the config's.")
+    ] = None,
     save_seconds: Annotated[float, typer.Option("--save-seconds", min=0, help="For which a checkpoint stops.")] = 10.0,
-    seed: Annotated[int, typer.Option("--seed", min=0, help="Of the order of rows and of all that is drawn.")] = 0,
+    seed: Annotated[
+        int | None,
+        typer.Option(
+            "--seed", min=0, help="Of the order of rows and of all that is drawn; default: the config's, or 0."
+        ),
+    ] = None,
     sensitivity: Annotated[
         bool, typer.Option("--sensitivity", help="Also play it with other images, jitter, failures.")
     ] = False,
@@ -109,10 +123,10 @@ def simulate(
     axes = {"mode": mode, "exchange": exchange, "policy": policy, "composition": composition, "placement": placement}
     axes["dtype"] = dtype
     options = Options(segment_bytes=segment_bytes, save_every=save_every, save_seconds=save_seconds)
-    disturbances = Disturbances(jitter, stragglers, slowdown, device_hours, restart_seconds, seed)
+    disturbances = Disturbances(jitter, stragglers, slowdown, device_hours, restart_seconds)
     devices = (device, nodes, devices_per_node)
     subject = _subject(
-        source, trace, devices, axes, (freeze or [], step_samples, pack_tokens), overrides, options, disturbances
+        source, trace, devices, axes, (freeze or [], step_samples, pack_tokens), overrides, options, disturbances, seed
     )
     outcome = play(subject, steps)
     effects = dict(_effects(subject, outcome)) if sensitivity else {}
@@ -134,7 +148,8 @@ def play(subject: Subject, num_steps: int) -> Outcome:
 
     planned = subject.planned
     shown = Shown(PICTURE_RANKS, PICTURE_STEPS)
-    run = Simulation(planned.system, planned.timing, planned.steps(subject.rows), subject.disturbances, shown)
+    steps = planned.steps(subject.rows, subject.order)
+    run = Simulation(planned.system, planned.timing, steps, subject.disturbances, shown)
     tell = sys.stderr.isatty()
     for step in run.play(num_steps):
         if tell:
@@ -151,10 +166,10 @@ def _effects(subject: Subject, outcome: Outcome) -> Iterator[tuple[str, float]]:
 
     before = outcome.figures()["samples_per_second"]
     hours = outcome.seconds * subject.planned.system.num_devices / HOUR
-    calm = subject.disturbances
+    calm, judged = subject.disturbances, subject.planned.judged
     changes: dict[str, dict[str, Any]] = {
-        "half as many images": {"rows": with_images(subject.rows, 0.5)},
-        "half as many again": {"rows": with_images(subject.rows, 1.5)},
+        "half as many images": {"rows": judged(with_images(subject.sizes, 0.5))},
+        "half as many again": {"rows": judged(with_images(subject.sizes, 1.5))},
         "jitter 0.1": {"disturbances": replace(calm, jitter=0.1)},
         "jitter 0.3": {"disturbances": replace(calm, jitter=0.3)},
         "three failures": {"disturbances": replace(calm, device_hours=hours / 3)},
@@ -178,7 +193,9 @@ def _subject(
     overrides: list[str] | None,
     options: Options,
     disturbances: Disturbances,
+    seed: int | None,
 ) -> Subject:
+    """Flags are laid over the keys of a config; a model folder has what a config has by default."""
     from flowtrain.allocator.candidates import WHOLE
     from flowtrain.allocator.footprint import device_bytes
     from flowtrain.allocator.policies import POLICIES
@@ -187,6 +204,7 @@ def _subject(
     from flowtrain.cli.question import cluster_of, placements_of, question_for, read_config
     from flowtrain.cli.simulate_plan import plan_in, planned_choices
     from flowtrain.config.modes import MODES
+    from flowtrain.data.order import Order
     from flowtrain.plan import layout_text
     from flowtrain.simulator.planned import planned
 
@@ -225,6 +243,7 @@ def _subject(
             step=config.train.step if config.train.step.packs else None,
             max_seq_len=config.data.max_seq_len,
             max_unit_patches=config.producers.max_unit_patches,
+            save_every=options.save_every or config.checkpoint.every,
         )
     problem = question.problem()
     policy = axes["policy"] or (config.policy if config else mode.allocation)
@@ -240,11 +259,15 @@ def _subject(
     made = planned(question, problem.job, choices, options)
     layouts = ", ".join(f"{choice.load.name} {layout_text(choice.candidate.layout)}" for choice in choices)
     there = " + ".join(f"{pool.num_nodes} x {pool.node.devices} {pool.node.name}" for pool in cluster)
-    rows = _rows(sizes, disturbances.seed, question)
-    made = replace(made, notes=(*made.notes, *_left_out(made, rows)))
+    known = _known(sizes, question)
+    order = Order(len(known), seed=0) if config is None else Order.of(config, len(known))
+    order = order if seed is None else replace(order, seed=seed)
+    rows = made.judged(known)
     if config is not None and config.packing.on_long_row == "error":
         _check_lengths(made, rows)
-    return Subject(f"{origin.name or origin} on {there}, {name}", layouts, made, rows, disturbances)
+    made = replace(made, notes=(*made.notes, *_left_out(rows)))
+    disturbances = replace(disturbances, seed=order.seed)
+    return Subject(f"{origin.name or origin} on {there}, {name}", layouts, made, known, rows, order, disturbances)
 
 
 def _scan(config: Any) -> Path:
@@ -257,41 +280,42 @@ def _scan(config: Any) -> Path:
     return found
 
 
-def _rows(sizes: Path, seed: int, question: Question) -> list[SampleMeta]:
-    """Rows in a seeded order; those of a trace have the patches that the model would have for their tokens."""
+def _known(sizes: Path, question: Question) -> Sequence[SampleMeta | SkippedRow]:
+    """Rows in the order of the file; those of a trace have the patches that the model would have for their tokens."""
     from flowtrain.allocator.stats import TRAINED_SHARE
-    from flowtrain.packing.trace import in_order
     from flowtrain.simulator.planned import with_patches
     from flowtrain.sizes import read_sizes, read_trace
+    from flowtrain.types import SampleMeta
 
+    found: Sequence[SampleMeta | SkippedRow]
     if sizes.suffix == ".parquet":
-        found, sources = read_trace(sizes, trained_share=TRAINED_SHARE)
-        found = with_patches(found, question.shape)
+        found = with_patches(read_trace(sizes, trained_share=TRAINED_SHARE)[0], question.shape)
     else:
-        found = [row for row in read_sizes(sizes, pairs=question.shape.vision.attended_pairs) if row is not None]
-        sources = [""] * len(found)
-    if not found:
+        found = read_sizes(sizes, pairs=question.shape.vision.attended_pairs)
+    if not any(isinstance(row, SampleMeta) for row in found):
         raise DataError(f"{sizes} has no row with sizes: give what `flowtrain data scan` writes, or a trace")
-    return in_order(found, sources, "random", seed)
+    return found
 
 
-def _left_out(planned: Planned, rows: Sequence[SampleMeta]) -> Iterator[str]:
+def _left_out(rows: Sequence[SampleMeta | SkippedRow]) -> Iterator[str]:
     """A note of rows that a run would skip, as long as others are left."""
-    from collections import Counter
+    from flowtrain.simulator.planned import skipped_reasons
 
-    if found := Counter(planned.left_out(rows).values()):
+    if found := skipped_reasons(rows):
         counts = ", ".join(f"{count} {reason}" for reason, count in found.most_common())
         yield f"{found.total()} of {len(rows)} rows are left out, as a run would skip them: {counts}"
 
 
-def _check_lengths(planned: Planned, rows: Sequence[SampleMeta]) -> None:
+def _check_lengths(planned: Planned, rows: Sequence[SampleMeta | SkippedRow]) -> None:
     """Where `packing.on_long_row` is `error`."""
-    long = [row for row in rows if row.tokens > planned.longest_row]
+    from flowtrain.types import SkippedRow
+
+    long = [row for row in rows if isinstance(row, SkippedRow) and row.reason == "too-long"]
     if long:
         first = min(long, key=lambda row: row.row)
         raise DataError(
-            f"{len(long)} of {len(rows)} rows have more than {planned.longest_row} tokens, the first is {first.id} "
-            f"with {first.tokens}, and a run would stop there: raise packing.max_tokens, or set packing.on_long_row"
+            f"{len(long)} of {len(rows)} rows have more than {planned.longest_row} tokens, the first is {first.id}, "
+            f"and a run would stop there: raise packing.max_tokens, or set packing.on_long_row"
         )
 
 

@@ -11,7 +11,14 @@ Invariants: within an epoch every row appears exactly once; nothing but (num_row
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import count
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from flowtrain.config.schema import Config
+    from flowtrain.types import Row
 
 _MASK = (1 << 64) - 1
 _ROUNDS = 8
@@ -41,6 +48,11 @@ class Order:
     def __post_init__(self) -> None:
         assert self.num_rows > 0, "an order needs at least one row"
 
+    @classmethod
+    def of(cls, config: Config, num_rows: int) -> Order:
+        """Of the training rows of a run."""
+        return cls(num_rows, config.run.seed, config.data.shuffle)
+
     def epoch(self, position: int) -> int:
         return position // self.num_rows
 
@@ -55,6 +67,13 @@ class Order:
         while place >= self.num_rows:
             place = _permute(place, half_bits, key)
         return place
+
+    def rows(self, known: Sequence[Row], start: int = 0) -> Iterator[Row]:
+        """As a run reads them from position `start` on, epochs without end; `known`: each row of the file, such as its
+        scan has them. Positions are those of the run."""
+        assert len(known) == self.num_rows, (len(known), self.num_rows)
+        for position in count(start):
+            yield known[self.row(position)]._replace(position=position)
 
 
 def _permute(value: int, half_bits: int, key: int) -> int:

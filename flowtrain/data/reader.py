@@ -9,6 +9,7 @@ read returns depends on its arguments and the files alone, so it does not matter
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from flowtrain.config.schema import Config
@@ -61,7 +62,9 @@ class ReaderStage:
             source = open_source(path)
             if not len(source):
                 raise DataError(f"{path} has no rows: give a file that has some")
-            order = Order(len(source), self.config.run.seed, shuffle=phase is Phase.TRAIN and self.config.data.shuffle)
+            order = Order.of(self.config, len(source))
+            if phase is Phase.EVAL:
+                order = replace(order, shuffle=False)
             builder = SampleBuilder(
                 self._open_measure(),
                 source,

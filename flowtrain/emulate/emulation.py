@@ -21,9 +21,10 @@ from flowtrain.emulate.seconds import Seconds
 from flowtrain.plan import Layout, Plan
 from flowtrain.shapes import ModelShape, read_shape
 from flowtrain.simulator.device_timing import DeviceTiming
+from flowtrain.sizes import read_sizes
 from flowtrain.telemetry.files import write_atomic
 from flowtrain.telemetry.mfu import Peak
-from flowtrain.types import Cut, FeatureSpec, Role
+from flowtrain.types import Cut, FeatureSpec, Role, SampleMeta
 
 FILE = "emulation.json"
 
@@ -112,6 +113,11 @@ class Emulation:
         there = Inventory(here.cpus, 2 * self.num_devices, here.memory_bytes, here.shm_bytes)
         plan = make_plan(config, self.shape, there)
         return replace(plan, consumers=replace(plan.consumers, layout=self.layout(Role.CONSUMER)))
+
+    def rows(self, path: Path) -> list[SampleMeta]:
+        """Of a file that `write_rows` (`flowtrain/emulate/case.py`) has written: all of them can be used."""
+        found = read_sizes(path, pairs=self.shape.vision.attended_pairs)
+        return [row for row in found if isinstance(row, SampleMeta)]
 
     def seconds(self) -> Seconds:
         timing = DeviceTiming.of_choices(self.choices, self.cluster, self.job, self.shape, self.cut)

@@ -21,7 +21,6 @@ from flowtrain.parallel.mesh import dp_rank
 from flowtrain.pool.arrays import ByteArrays
 from flowtrain.runtime.executor import StageReport, StageSpec
 from flowtrain.runtime.stages import StageSlot
-from flowtrain.sizes import read_sizes
 from flowtrain.types import Module, Role
 
 
@@ -50,8 +49,7 @@ class EmulatedSlot(StageSlot):
         shape = emulation.shape
         role, rank = spec.rank_plan.role, spec.rank_plan.rank
         if role is Role.READER:
-            rows = [row for row in read_sizes(config.data.train, pairs=shape.vision.attended_pairs) if row is not None]
-            self.stage = EmulatedReader(config, rows, emulation.byte_scale)
+            self.stage = EmulatedReader(config, emulation.rows(config.data.train), emulation.byte_scale)
             return StageReport()
         layout = spec.layout
         here = config.producer_modules if role is Role.PRODUCER else set(Module) - config.producer_modules

@@ -16,6 +16,7 @@ import resource
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -58,17 +59,15 @@ class EmulatedReader:
 
     def __init__(self, config: Config, rows: Sequence[SampleMeta], byte_scale: float) -> None:
         self._rows = rows
-        self._order = Order(len(rows), config.run.seed, config.data.shuffle)
+        self._order = Order.of(config, len(rows))
         self._scale = byte_scale
 
     def read(self, phase: Phase, start: int, count: int, block: int) -> tuple[BlockRead, PayloadBlock]:
         """Rows at positions [start, start + count)."""
         assert phase is Phase.TRAIN, "held-out rows are not emulated"
         number = payload_number(phase, block)
-        rows = []
-        for place, position in enumerate(range(start, start + count)):
-            row = self._rows[self._order.row(position)]
-            rows.append(row._replace(position=position, block=number, place=place))
+        asked = islice(self._order.rows(self._rows, start), count)
+        rows = [row._replace(block=number, place=place) for place, row in enumerate(asked)]
         starts = np.zeros(count + 1, np.int64)
         starts[1:] = np.cumsum([scaled_tokens(row.tokens, self._scale) for row in rows])
         ids, trained = np.zeros(int(starts[-1]), np.int32), np.ones(int(starts[-1]), np.bool_)

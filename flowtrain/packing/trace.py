@@ -32,16 +32,6 @@ def in_order(rows: Sequence[SampleMeta], sources: Sequence[str], order: Order, s
     return [rows[number]._replace(position=position) for position, number in enumerate(numbers)]
 
 
-def endless(rows: Sequence[SampleMeta]) -> Iterator[SampleMeta]:
-    """The rows again and again, positions going on."""
-    yield from rows
-    position = len(rows)
-    while True:
-        for row in rows:
-            yield row._replace(position=position)
-            position += 1
-
-
 def composed_steps(spec: CompositionSpec, cost: CostModel, rows: Iterable[SampleMeta | SkippedRow]) -> Iterator[Step]:
     """The steps of these rows; rows that no pack can hold are left out."""
     composer, waiting = Composer(spec, cost), iter(rows)

@@ -10,7 +10,7 @@ A segment of the pool that is not given has the bytes that launch would ask for:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 
@@ -19,16 +19,17 @@ from flowtrain.allocator.room import packs_together, room_of
 from flowtrain.allocator.solve import Choice
 from flowtrain.allocator.throughput import Job
 from flowtrain.config.schema import PackingConfig, StepSize
+from flowtrain.data.order import Order
 from flowtrain.errors import PlanError
 from flowtrain.packing import Composer, CompositionSpec, CostModel
-from flowtrain.packing.trace import composed_steps, endless
+from flowtrain.packing.trace import composed_steps
 from flowtrain.plan import Layout
 from flowtrain.pool.block import block_bytes
 from flowtrain.runtime.exchange import EXCHANGES
 from flowtrain.shapes import EncoderShape, ModelShape, payload_bytes
 from flowtrain.simulator.device_timing import DeviceTiming
 from flowtrain.simulator.system import Control, System
-from flowtrain.types import Cut, ImageMeta, SampleMeta, Step
+from flowtrain.types import Cut, ImageMeta, Row, SampleMeta, SkippedRow, Step
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,24 +67,42 @@ class Planned:
     peak_flops: float
     notes: tuple[str, ...] = ()
 
-    def left_out(self, rows: Sequence[SampleMeta]) -> Mapping[int, str]:
-        """Of rows that a run would skip, as longer than a row may be or over a cap of a pack: position and reason."""
-        short = [row for row in rows if row.tokens <= self.longest_row]
-        long = {row.position: "too-long" for row in rows if row.tokens > self.longest_row}
-        return long | {row.position: row.reason for row in Composer(self.spec, self.cost).too_big(short)}
+    def judged(self, rows: Sequence[SampleMeta | SkippedRow]) -> list[SampleMeta | SkippedRow]:
+        """The rows of a file as a run finds them: those longer than a row may be, or over a cap of a pack, are skipped.
 
-    def steps(self, rows: Sequence[SampleMeta]) -> Iterator[Step]:
-        """Composed from these rows, over and over; those that a run would skip are left out."""
-        out = self.left_out(rows)
-        kept = [row for row in rows if row.position not in out]
-        if not kept:
-            counts = ", ".join(f"{count} {reason}" for reason, count in Counter(out.values()).most_common())
+        Raises:
+            PlanError: none is left.
+        """
+        found = without_long(rows, self.longest_row)
+        usable = [row for row in found if isinstance(row, SampleMeta)]
+        too_big = {row.position: row for row in Composer(self.spec, self.cost).too_big(usable)}
+        found = [too_big.get(row.position, row) for row in found]
+        if len(too_big) == len(usable):
+            counts = ", ".join(f"{count} {reason}" for reason, count in skipped_reasons(found).most_common())
             raise PlanError(
                 f"no row fits a pack of {self.spec.max_tokens} tokens ({counts}): plan larger packs, or raise what "
                 f"packing.max_* says of them"
             )
-        numbered = [row._replace(position=place) for place, row in enumerate(kept)]
-        return composed_steps(replace(self.spec, num_rows=len(kept)), self.cost, endless(numbered))
+        return found
+
+    def steps(self, rows: Sequence[SampleMeta | SkippedRow], order: Order) -> Iterator[Step]:
+        """Composed from these rows, which are `judged`, as a run reads them, epoch after epoch."""
+        return composed_steps(replace(self.spec, num_rows=len(rows)), self.cost, order.rows(rows))
+
+
+def without_long(rows: Iterable[SampleMeta | SkippedRow], longest_row: int) -> list[SampleMeta | SkippedRow]:
+    """Rows as readers hand them on: those of more tokens are skipped."""
+    return [
+        SkippedRow(row.position, row.row, row.id, "too-long", f"it has {row.tokens} tokens")
+        if isinstance(row, SampleMeta) and row.tokens > longest_row
+        else row
+        for row in rows
+    ]
+
+
+def skipped_reasons(rows: Sequence[SampleMeta | SkippedRow]) -> Counter[str]:
+    """How many rows are skipped for what."""
+    return Counter(row.reason for row in rows if isinstance(row, SkippedRow))
 
 
 def planned(question: Question, job: Job, choices: Sequence[Choice], options: Options) -> Planned:
@@ -98,10 +117,10 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
     backbone = timing.backbone.choice
     encoder = timing.encoder.choice if timing.encoder is not None else None
     candidate = backbone.candidate
-    consumers = candidate.replicas
+    consumers = candidate.layout
     colocated = encoder is None or encoder.group == backbone.group
-    producers = consumers if colocated or encoder is None else encoder.candidate.replicas
-    shards = 1 if colocated or encoder is None else encoder.candidate.dp_shard
+    # Colocated, each backbone replica encodes the images of its own packs.
+    producers = Layout(consumers.dp_degree) if colocated or encoder is None else encoder.candidate.layout
     roles = frozenset(choice.load.role for choice in choices if choice.load.trains)
     if not roles:
         raise PlanError("train.freeze leaves nothing to train: a simulation is one of training; unfreeze a module")
@@ -117,10 +136,9 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
     packing = options.packing.model_copy(update={"max_tokens": most})
     longest = packing.longest_row(options.max_seq_len)
     pack_room = room_of(packing, longest, shape, cut, job.dtype)
-    held = candidate.layout.packs_held
     step = options.step or StepSize(samples=job.step_samples)
     slots = (step.packs or backbone.packs + 2) if EXCHANGES[options.exchange].whole_steps else 0
-    packs = packs_together(candidate.layout, slots)
+    packs = packs_together(consumers, slots)
     wanted = pack_room.segment_bytes(packs)
     segment = options.segment_bytes or wanted
     if segment < wanted:
@@ -128,22 +146,21 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
             f"a segment of the pool has {segment} bytes and {packs} packs with one full row of "
             f"{max(most, longest)} tokens each need {wanted}: give more pool bytes, or fewer tokens a pack"
         )
-    room = min(producers, max(pool.node.devices for pool in cluster)) * segment
+    room = min(producers.dp_degree, max(pool.node.devices for pool in cluster)) * segment
     notes = [f"pool: {segment / 2**30:.3g} GiB for each producer, {room / 2**30:.3g} GiB a node of producers"]
+    if options.save_every is not None:
+        notes.append(f"a checkpoint every {options.save_every} steps stops the ranks for {options.save_seconds:g} s")
     devices = _devices(choices)
-    system = System(
-        num_producers=producers,
-        num_consumers=consumers,
+    system = System.of(
+        producers=producers,
+        consumers=consumers,
+        colocated=colocated,
+        exchange=options.exchange,
         num_devices=sum(count for count, _ in devices),
         segment_bytes=segment,
         payload_bytes=lambda sample: size(sample.vision_tokens, sample.patches),
         trainable_encoder=trainable,
         reduced_roles=roles,
-        exchange=EXCHANGES[options.exchange],
-        consumer_group=candidate.dp_shard,
-        producer_group=shards,
-        colocated=colocated,
-        packs_held=held,
         control=options.control,
         save_every=options.save_every,
         save_seconds=options.save_seconds,
@@ -152,8 +169,8 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         packing,
         options.composition,
         step,
-        consumers=candidate.layout,
-        producers=Layout(producers // shards, shards),
+        consumers=consumers,
+        producers=producers,
         colocated=colocated,
         trainable_encoder=trainable,
         max_unit_patches=options.max_unit_patches or job.unit_patches[0],
@@ -191,11 +208,14 @@ def with_images_of(row: SampleMeta, images: Sequence[ImageMeta]) -> SampleMeta:
     return SampleMeta.of(row.position, row.row, row.id, *counts, tuple(images), row.block, row.place)
 
 
-def with_images(rows: Sequence[SampleMeta], factor: float) -> list[SampleMeta]:
+def with_images(rows: Sequence[Row], factor: float) -> list[Row]:
     """`factor` times as many images: each row's are repeated, or left out, so that the tokens so far come nearest."""
-    found = []
+    found: list[Row] = []
     wanted = taken = 0.0
     for row in rows:
+        if isinstance(row, SkippedRow):
+            found.append(row)
+            continue
         images: list[ImageMeta] = []
         for image in row.images:
             wanted += factor * image.tokens

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from flowtrain.plan import Layout
 from flowtrain.runtime.exchange import EXCHANGES, Exchange
 from flowtrain.simulator.shared_cores import Cores
 from flowtrain.types import Role, SampleMeta
+
+if TYPE_CHECKING:
+    from flowtrain.runtime.inputs import Inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +66,62 @@ class System:
         assert self.num_consumers % self.consumer_group == 0, self
         assert self.num_producers % self.producer_group == 0, self
         assert not self.colocated or self.num_producers == self.num_consumers, self
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        producers: Layout,
+        consumers: Layout,
+        colocated: bool,
+        exchange: str,
+        num_devices: int,
+        segment_bytes: int,
+        payload_bytes: Callable[[SampleMeta], int],
+        trainable_encoder: bool,
+        reduced_roles: frozenset[Role],
+        control: Control,
+        cores: Cores | None = None,
+        save_every: int | None = None,
+        save_seconds: float = 0.0,
+    ) -> System:
+        """The ranks that these layouts make: what a layout says of them is read here only."""
+        return cls(
+            num_producers=producers.dp_degree,
+            num_consumers=consumers.dp_degree,
+            num_devices=num_devices,
+            segment_bytes=segment_bytes,
+            payload_bytes=payload_bytes,
+            trainable_encoder=trainable_encoder,
+            reduced_roles=reduced_roles,
+            exchange=EXCHANGES[exchange],
+            consumer_group=consumers.dp_shard,
+            producer_group=producers.dp_shard,
+            colocated=colocated,
+            packs_held=consumers.packs_held,
+            control=control,
+            cores=cores,
+            save_every=save_every,
+            save_seconds=save_seconds,
+        )
+
+    @classmethod
+    def of_run(cls, inputs: Inputs, num_devices: int, control: Control, cores: Cores | None = None) -> System:
+        """Of a run by its plan; its checkpoints take no time."""
+        config, plan = inputs.config, inputs.plan
+        return cls.of(
+            producers=plan.producers.layout,
+            consumers=plan.consumers.layout,
+            colocated=plan.placement == "colocated",
+            exchange=config.exchange,
+            num_devices=num_devices,
+            segment_bytes=min(rank.segment_bytes for rank in plan.producers.leading),
+            payload_bytes=inputs.sample_bytes,
+            trainable_encoder=config.trainable_encoder,
+            reduced_roles=inputs.reduced_roles,
+            control=control,
+            cores=cores,
+        )
 
     def device(self, role: Role, rank: int) -> int:
         """Number of what the rank works on: shared by both sides where they are colocated."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -18,12 +19,13 @@ from flowtrain.allocator.solve import Problem, Solution
 from flowtrain.allocator.stats import assumed_stats
 from flowtrain.allocator.throughput import rates
 from flowtrain.config.schema import PackingConfig
+from flowtrain.data.order import Order
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
 from flowtrain.shapes import read_shape
 from flowtrain.simulator import Simulation
-from flowtrain.simulator.planned import Options, planned, with_images, with_patches
-from flowtrain.types import ImageMeta, Module, SampleMeta
+from flowtrain.simulator.planned import Options, Planned, planned, with_images, with_patches
+from flowtrain.types import ImageMeta, Module, SampleMeta, Step
 
 MODEL = Path(__file__).parents[3] / "examples/emoji/model"
 BOTH = frozenset({Module.ENCODER, Module.PROJECTOR})
@@ -63,13 +65,17 @@ def rows(num: int) -> list[SampleMeta]:
     return with_patches(found, read_shape(MODEL))
 
 
+def steps_of(made: Planned, num: int) -> Iterator[Step]:
+    return made.steps(made.judged(rows(num)), Order(num, seed=0))
+
+
 @pytest.mark.parametrize(("frozen", "most"), [(frozenset(), 0.2), (BOTH, 0.12)])
 def test_a_simulated_rate_comes_near_the_plan(frozen: frozenset[Module], most: float) -> None:
     """The plan's sums take the longest sample for every step, which few devices feel most."""
     question = asked(frozen)
     problem, found = solved(question)
     made = planned(question, problem.job, found.choices, Options())
-    outcome = Simulation(made.system, made.timing, made.steps(rows(480))).run(8)
+    outcome = Simulation(made.system, made.timing, steps_of(made, 480)).run(8)
     assert outcome.figures()["samples_per_second"] == pytest.approx(found.rate, rel=most)
 
 
@@ -80,7 +86,7 @@ def test_a_pack_takes_what_the_throughput_model_says() -> None:
     made = planned(question, problem.job, found.choices, Options())
     choice = next(choice for choice in found.choices if choice.load.name == "backbone")
     seconds, packs, samples = 0.0, 0, 0
-    for step in islice(made.steps(rows(480)), 4):
+    for step in islice(steps_of(made, 480), 4):
         of_step = made.timing.of(step)
         seconds += float(np.sum(of_step.packs))
         packs += len(step.packs)
@@ -97,7 +103,7 @@ def test_flops_are_those_of_the_formula() -> None:
     question = asked()
     problem, found = solved(question)
     made = planned(question, problem.job, found.choices, Options())
-    step = next(made.steps(rows(480)))
+    step = next(steps_of(made, 480))
     assert made.timing.of(step).flops == pytest.approx(step_flops(question.shape, step.samples, frozenset()).total)
 
 
@@ -107,7 +113,7 @@ def test_a_colocated_rank_encodes_its_own_packs() -> None:
     made = planned(question, problem.job, found.choices, Options())
     assert made.system.colocated
     assert made.system.num_devices == found.devices
-    step = next(made.steps(rows(480)))
+    step = next(steps_of(made, 480))
     assert all(unit.producer == pack.rank for pack in step.packs for unit in pack.units)
 
 
@@ -136,7 +142,7 @@ def test_a_pipeline_has_the_packs_of_its_stages_at_hand() -> None:
     assert made.system.packs_held == layout.packs_held == 2
     assert made.system.num_consumers == 2
     assert 2 * 2 * made.spec.max_pack_vision_bytes < made.system.segment_bytes
-    outcome = Simulation(made.system, made.timing, made.steps(rows(240))).run(3)
+    outcome = Simulation(made.system, made.timing, steps_of(made, 240)).run(3)
     assert outcome.figures()["samples_per_second"] > 0
 
 
