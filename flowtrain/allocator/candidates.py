@@ -9,7 +9,7 @@
 | replicas r·f | every number from 1 to the samples of a step that the devices allow |
 | dp_shard f | powers of two that divide the replicas, and the replicas themselves |
 | ep | 1; powers of two that divide the experts and f·c |
-| pack tokens | those of the job that hold the longest sample |
+| pack tokens | those of the job that hold the longest sample, or all where that has a pack of its own |
 | recompute | none; full too where a backward runs; what is given |
 | threads | on a CPU what is given, else powers of two up to the cores of a node, and all of them; on GPUs 1 |
 
@@ -176,7 +176,7 @@ def _pieces(
 ) -> Iterator[_Piece]:
     devices, side = scope.devices, scope.side(load.role)
     layout = side.layout
-    holding = sorted((size for size in pack_tokens if size >= load.longest_tokens), reverse=True)
+    holding = sorted((size for size in pack_tokens if load.own_pack or size >= load.longest_tokens), reverse=True)
     recomputes = _recomputes(load, side.recompute)
     light, full = ([kind for kind in recomputes if (RECOMPUTE[kind] == "full") == whole] for whole in (False, True))
     for tp, cp, pp, threads in _models(load, pool, side):

@@ -50,7 +50,7 @@ class ModuleLoad:
         experts: of one layer, 0 where it is dense; `top_k` of them see a token; `expert_width` is their inner width.
         expert_layers: layers that have experts.
         tokens: mean a sample (0 without): text and vision tokens of the backbone, patches of an encoder.
-        longest_tokens: of the longest sample; a pack must hold it.
+        longest_tokens: of the longest sample; a pack must hold it, unless it has one of its own (`own_pack`).
         linear_flops: matrix products of the layers; `attention_flops`: scores and values; `outer_flops`: outside of
             the layers (patch embedding, projector, head).
         share: of the samples, how many use the module.
@@ -94,6 +94,7 @@ class ModuleLoad:
     head_norms: bool = False
     head_tokens: float = 0.0
     replayed: bool = False
+    own_pack: bool = False
 
     def __post_init__(self) -> None:
         assert min(self.layers, self.hidden, self.heads, self.kv_heads, self.linear_passes) > 0, self

@@ -32,7 +32,8 @@ A layer keeps, of each row (h hidden; q queries, k keys of all heads; f width in
 
 `full` keeps h N. A trainable encoder has min(packs, 3) units in flight, or one where its forward is replayed. 1F1B has
 min(packs, pp) packs in flight on the first stage, one on the last; interleaved, with m layer groups a device,
-pp + (pp - 1) / m. Embedding and head are on the first and the last stage, a tied one on both.
+pp + (pp - 1) / m; one of them is the longest row where that has a pack of its own. Embedding and head are on the first
+and the last stage, a tied one on both.
 """
 
 from __future__ import annotations
@@ -120,7 +121,9 @@ def _stage(load: ModuleLoad, c: CandidateTable, job: Job, loss_chunk_tokens: int
     whole = kept_bytes(load, n)
     kept = np.array([whole, load.hidden * master])[c.recompute]
     rows = c.pack_tokens / (c.tp * c.cp)
-    trained_rows = c.pack_tokens * _trained_share(load)
+    longer = np.maximum(0, load.longest_tokens - c.pack_tokens) * int(load.own_pack)
+    more_rows = longer / (c.tp * c.cp)
+    trained_rows = (c.pack_tokens + longer) * _trained_share(load)
     if job.max_trained_tokens is not None:
         trained_rows = np.minimum(trained_rows, job.max_trained_tokens)
     trained_rows = trained_rows / c.cp
@@ -135,10 +138,11 @@ def _stage(load: ModuleLoad, c: CandidateTable, job: Job, loss_chunk_tokens: int
         gradients=master * held * trained,
         moments=2 * master * held * trained,
         gathered=np.where(sharded, gathered / c.tp, 0.0),
-        activations=backward * _in_flight(load, c, job, last) * layers * rows * kept,
-        working=rows * whole,
+        activations=backward * _in_flight(load, c, job, last) * layers * rows * kept
+        + backward * layers * more_rows * kept,
+        working=(rows + more_rows) * whole,
         logits=logits if last else np.where(c.pp > 1, 0.0, logits),
-        staging=2 * feature_bytes * c.pack_tokens / c.cp,
+        staging=2 * feature_bytes * c.pack_tokens / c.cp + feature_bytes * longer / c.cp,
     )
 
 

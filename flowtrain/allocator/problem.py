@@ -32,6 +32,8 @@ class Question:
     """What a plan is asked for.
 
     `replayed`: a trainable encoder runs again as a whole before its backward; `max_trained_tokens`: most of a pack.
+    `max_row_tokens`: of the longest row that is trained, in a pack of its own where it is longer than packs are; None:
+    one that fits the largest pack.
     """
 
     shape: ModelShape
@@ -45,12 +47,24 @@ class Question:
     placements: frozenset[str] = ANYWHERE
     replayed: bool = False
     max_trained_tokens: int | None = None
+    max_row_tokens: int | None = None
+
+    @property
+    def longest_row(self) -> int:
+        """In tokens; a run skips longer ones."""
+        return self.max_row_tokens or max(self.pack_tokens)
+
+    @property
+    def own_pack(self) -> bool:
+        """Whether a row longer than a pack has one of its own."""
+        return self.longest_row > max(self.pack_tokens)
 
     def problem(self, stats: DataStats | None = None) -> Problem:
-        """Of these sizes, or of the question's own; rows longer than a pack are left out, as a run leaves them out."""
-        stats = (stats or self.stats).within(max(self.pack_tokens))
+        """Of these sizes, or of the question's own; rows that are too long are left out, as a run leaves them out."""
+        stats = (stats or self.stats).within(self.longest_row)
         loads = loads_of(self.shape, stats, self.frozen, self.dtype, self.replayed)
-        encoders = loads[:-1]
+        *encoders, backbone = loads
+        loads = (*encoders, replace(backbone, own_pack=self.own_pack))
         longest = max((load.longest_tokens for load in encoders), default=1)
         mean = max((load.tokens for load in encoders), default=1.0)
         # A sample that is larger than a unit goes alone.
@@ -71,15 +85,18 @@ class Question:
     def other_data(self) -> dict[str, Problem]:
         """The problem with other samples, the step being of as many samples as before.
 
-        The same rows are compared: where one grows beyond a pack, the largest packs grow with it.
+        The same rows are compared: where one grows beyond a pack and has none of its own, the largest packs grow with
+        it.
         """
-        step, kept = self.problem().job.step_samples, self.stats.within(max(self.pack_tokens))
+        step, kept = self.problem().job.step_samples, self.stats.within(self.longest_row)
 
         def other(images: float = 1.0, length: float = 1.0) -> Problem:
             stats = kept.scaled(images, length)
+            longest = int(stats.lengths.max())
             *sizes, most = sorted(round(length * size) for size in self.pack_tokens)
-            sizes.append(max(most, int(stats.lengths.max())))
-            return replace(self, step_samples=step, pack_tokens=tuple(sizes)).problem(stats)
+            sizes.append(most if self.own_pack else max(most, longest))
+            asked = replace(self, step_samples=step, pack_tokens=tuple(sizes), max_row_tokens=longest)
+            return asked.problem(stats)
 
         return {
             "half as many images": other(images=0.5),
@@ -94,7 +111,7 @@ def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cl
     if step is None:
         assert config.train.step.packs is not None
         devices = num_devices(cluster)
-        mean = float(stats.within(config.packing.max_tokens).lengths.mean())
+        mean = float(stats.within(config.max_row_tokens).lengths.mean())
         step = max(1, round(config.train.step.packs * devices * config.packing.max_tokens / mean))
     placement = config.allocation.placement
     chosen = ANYWHERE if placement == "auto" else frozenset({config.placement})
@@ -110,4 +127,5 @@ def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cl
         placements=chosen,
         replayed=config.producers.backward == "recompute",
         max_trained_tokens=config.packing.max_trained_tokens,
+        max_row_tokens=config.max_row_tokens,
     )

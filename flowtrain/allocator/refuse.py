@@ -26,7 +26,7 @@ def _binding(problem: Problem, memory: MemoryModel, scope: Scope) -> str:
     fewest = []
     for load in problem.loads:
         longest = max(problem.job.sizes(load))
-        if longest < load.longest_tokens:
+        if longest < load.longest_tokens and not load.own_pack:
             return f"packs of {longest} tokens cannot hold the longest sample of the {load.name}, {load.longest_tokens}"
         counts = []
         for pool in problem.cluster:
@@ -128,8 +128,9 @@ def _more_memory(problem: Problem) -> Iterator[tuple[str, Problem]]:
 
 
 def _longer_packs(problem: Problem) -> Iterator[tuple[str, Problem]]:
-    longest = max(load.longest_tokens for load in problem.loads if load.name == "backbone")
-    if longest > max(problem.job.pack_tokens):
+    backbone = problem.loads[-1]
+    longest = backbone.longest_tokens
+    if longest > max(problem.job.pack_tokens) and not backbone.own_pack:
         yield str(longest), replace(problem, job=replace(problem.job, pack_tokens=(longest,)))
 
 

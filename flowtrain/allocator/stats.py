@@ -46,7 +46,8 @@ class DataStats:
         kept = self.lengths <= max_tokens
         if not kept.any():
             raise ConfigError(
-                f"every sample of {self.source} is longer than {max_tokens} tokens: raise packing.max_tokens"
+                f"every sample of {self.source} is longer than {max_tokens} tokens: raise packing.max_tokens or "
+                f"data.max_seq_len"
             )
         number = np.cumsum(kept) - 1
         images = kept[self.image_sample]

@@ -67,8 +67,9 @@ def question_for(
     audio = any(encoder.modality == "audio" for encoder in shape.encoders)
     most = config.packing.max_tokens if config else max(pack_tokens or DEFAULT_PACK_TOKENS)
     stats, notes = _stats(config, data, most, audio)
-    if longer := int((stats.lengths > most).sum()):
-        notes.append(f"{longer} of {len(stats)} rows are longer than a pack of {most} tokens: they are left out")
+    longest = config.max_row_tokens if config else most
+    if longer := int((stats.lengths > longest).sum()):
+        notes.append(f"{longer} of {len(stats)} rows have more than {longest} tokens: they are left out")
     if shape.generic:
         notes.append(f"the family {shape.family!r} is read by the names that configs share: sizes are estimates")
     if config is not None:

@@ -269,6 +269,22 @@ def test_a_plan_counts_the_logits_that_its_config_allows() -> None:
     assert bounded == pytest.approx(free * 16 * load.tokens / (1024 * load.head_tokens))
 
 
+def test_one_pack_is_the_longest_row_where_that_has_its_own() -> None:
+    job, load = Job(64), backbone(tokens=4096, head_tokens=64.0)
+    apart = replace(load, own_pack=True)
+
+    def parts(of: ModuleLoad, **candidate: int) -> Mapping[str, float]:
+        return memory_of(of, Candidate(**candidate), job).parts()
+
+    own, short, long = parts(apart, pack_tokens=1024), parts(load, pack_tokens=1024), parts(load, pack_tokens=4096)
+    assert own["staging"] == pytest.approx((short["staging"] + long["staging"]) / 2), "it is in use, or the next one"
+    assert {**own, "staging": 0} == pytest.approx({**long, "staging": 0})
+    # Of the two packs that the first of two stages has in flight, one is as long.
+    own, short, long = (parts(of, pp=2, pack_tokens=size) for of, size in ((apart, 1024), (load, 1024), (load, 4096)))
+    assert own["activations"] == pytest.approx((short["activations"] + long["activations"]) / 2)
+    assert parts(apart, pack_tokens=8192) == parts(load, pack_tokens=8192)
+
+
 def test_published_figures() -> None:
     """Sources and differences: docs/memory.md."""
     # Korthikanti et al. (arXiv 2205.05198): 34 h a token and layer of a GPT block with bf16 kernels of their own.

@@ -144,6 +144,21 @@ def test_rows_longer_than_a_pack_are_left_out() -> None:
         stats.within(1)
 
 
+def test_rows_with_packs_of_their_own_are_planned_for(seven: ModelShape) -> None:
+    longest = int(assumed_stats().lengths.max())
+    packs, half = (longest // 2,), longest // 2
+    asked = question(seven, 4, pack_tokens=packs, max_row_tokens=longest)
+    plain = question(seven, 4, pack_tokens=packs)
+    load, short = asked.problem().loads[-1], plain.problem().loads[-1]
+    assert (load.longest_tokens, load.tokens > short.tokens, short.longest_tokens <= half) == (longest, True, True)
+    found = search(asked.problem(), device_bytes)
+    assert found is not None
+    assert found.choices[-1].candidate.pack_tokens == half
+    for name, other in asked.other_data().items():
+        assert search(other, device_bytes) is not None
+        assert other.job.pack_tokens == ((2 * half,) if name == "twice the length" else packs), "they need not grow"
+
+
 def test_no_policy_beats_flow_matching() -> None:
     compared = 0
     for seed in range(3000, 3040):

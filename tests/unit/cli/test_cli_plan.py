@@ -147,7 +147,7 @@ def test_rows_that_are_left_out_are_counted(capsys: pytest.CaptureFixture[str]) 
     run(EXAMPLE / "model", "--device", "h100", "--data", trace, "--pack-tokens", 2048)
     text = capsys.readouterr().out
     stats = read_stats(trace)
-    assert f"{(stats.lengths > 2048).sum()} of {len(stats)} rows are longer than a pack of 2048 tokens" in text
+    assert f"{(stats.lengths > 2048).sum()} of {len(stats)} rows have more than 2048 tokens" in text
 
 
 def measured(config: Config) -> Profile:

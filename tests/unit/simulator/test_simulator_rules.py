@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from statistics import fmean
 
 import pytest
 
@@ -111,17 +112,19 @@ def reader_of_sizes(inputs: Inputs, made: Subject) -> Reader:
     return read
 
 
-def launched(inputs: Inputs, read: Reader) -> list[Step]:
-    """What the feed of a run composes of what is read."""
-    stream = SampleStream(len(inputs.train), BLOCK_ROWS, num_readers=1)
+def launched(inputs: Inputs, read: Reader, end: int | None = None) -> list[Step]:
+    """What the feed of a run composes of what is read: some steps, or all of the rows before position `end`."""
+    stream = SampleStream(len(inputs.train), BLOCK_ROWS, num_readers=1, end=end)
     composer = Composer(composition(inputs), costs_of(inputs).of(1).cost)
     feed = RowFeed(stream, composer, Payloads(), BadShare(1.0, len(inputs.train)))
     steps: list[Step] = []
-    while len(steps) < STEPS:
+    while len(steps) < STEPS or end is not None:
         step = feed.next_step()
         if step is not None:
             steps.append(step)
             continue
+        if feed.exhausted:
+            break
         for request in list(feed.requests()):
             feed.add(read(request), None)
     return steps
@@ -269,3 +272,19 @@ def test_the_mode_of_the_command_line_leaves_the_keys_of_a_config(scan: Path, tm
         make_app()(command, standalone_mode=False)
         rates.append(json.loads(data.read_text())["samples_per_second"])
     assert rates[0] != rates[1]
+
+
+@pytest.mark.parametrize(
+    "keys", [(), LONG, ("packing.max_tokens=200",), ("data.max_seq_len=150",), (*LONG, "data.max_seq_len=330")],
+    ids=" ".join,
+)  # fmt: skip
+def test_a_plan_is_for_the_rows_that_a_run_trains(scan: Path, keys: tuple[str, ...]) -> None:
+    made = subject(scan, keys)
+    inputs = run_of(made, keys)
+    epoch = launched(inputs, reader_of_sizes(inputs, made), end=len(made.sizes))
+    trained = [sample for step in epoch for sample in step.samples]
+    load = made.planned.timing.backbone.choice.load
+    assert load.tokens == pytest.approx(fmean(sample.tokens for sample in trained))
+    assert load.longest_tokens == max(sample.tokens for sample in trained)
+    assert load.head_tokens == pytest.approx(fmean(sample.trained_tokens for sample in trained))
+    assert load.own_pack == (load.longest_tokens > inputs.config.packing.max_tokens)
