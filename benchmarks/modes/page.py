@@ -15,6 +15,7 @@ from benchmarks.modes.make import JOBS
 from benchmarks.modes.record import Record, by_other, checks, load_ratio, rates
 from benchmarks.peers.settings import LEAST_RATIO
 from benchmarks.record import Check, table
+from flowtrain.cli.bench_result import RATE
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 BASELINES = ROOT / "benchmarks/baselines"
@@ -67,12 +68,14 @@ def _told(record: Record) -> str:
 
 def _modes(record: Record) -> str:
     ratios, schedules = by_other(record), record["schedule / measured"]
+    bounds = {name: _bound_by(record, name) for name in ratios}
     rows = [
         {
             "": name,
             "samples/s": f"{rate.median:.2f}",
             "spread": f"{100 * rate.spread:.1f} %",
             "flow / it": f"{ratios[name].median:.3f}" if name in ratios else "",
+            "split bound / it": f"{bounds[name]:.3f}" if name in ratios else "",
             "schedule / measured": f"{median(schedules[name]):.3f}" if name in schedules else "",
         }
         for name, rate in rates(record).items()
@@ -83,6 +86,12 @@ def _modes(record: Record) -> str:
         rows.append({**dict.fromkeys(rows[0], ""), "": f"*{limit}*", "samples/s": f"{value:.2f}"})
         rows[-1]["flow / it"] = f"{flow / value:.3f}"
     return table(rows)
+
+
+def _bound_by(record: Record, name: str) -> float:
+    """The split bound by a variant, of the same round: the most that `flow` could be by it."""
+    pairs = zip(record["limits"], record["runs"][name], strict=True)
+    return median(limit["split bound"] / run[RATE] for limit, run in pairs)
 
 
 def _losses(record: Record) -> str:
