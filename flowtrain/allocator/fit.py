@@ -22,7 +22,7 @@ from flowtrain.allocator.options import capacity_bytes
 from flowtrain.allocator.place import NodeRoom
 from flowtrain.allocator.problem import question_of
 from flowtrain.allocator.solve import Problem
-from flowtrain.allocator.stats import DataStats, assumed_stats
+from flowtrain.allocator.stats import DataStats
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import ModulePlan, Plan, layout_text
@@ -44,8 +44,7 @@ def check_device_memory(
 ) -> None:
     """PlanError, with both numbers, where a device cannot hold what the plan gives it."""
     cpu = HARDWARE["cpu"]
-    found = stats or assumed_stats(config.packing.max_tokens)
-    problem = question_of(config, shape, found, (NodePool(cpu, 1),)).problem()
+    problem = question_of(config, shape, stats, (NodePool(cpu, 1),)).problem()
     sides = {side.role: side for side in (plan.producers, plan.consumers)}
     needs = dict.fromkeys(sides, 0.0)
     for load in problem.loads:

@@ -26,7 +26,7 @@ from flowtrain.allocator.predict import Setup, predict
 from flowtrain.allocator.problem import question_of
 from flowtrain.allocator.profile import Profile
 from flowtrain.allocator.solve import Choice, Problem
-from flowtrain.allocator.stats import DataStats, assumed_stats
+from flowtrain.allocator.stats import DataStats
 from flowtrain.allocator.throughput import rates
 from flowtrain.config.schema import Config
 from flowtrain.plan import Plan
@@ -66,7 +66,7 @@ def forecast(
         return None
     if cluster[0].node.on_cpu and num_threads(plan) > cluster[0].devices:
         return None
-    problem = question_of(config, shape, stats or assumed_stats(config.packing.max_tokens), cluster).problem()
+    problem = question_of(config, shape, stats, cluster).problem()
     colocated = plan.placement == "colocated"
     choices = [_choice(config, problem, load, plan, colocated) for load in problem.loads]
     if not all(choice.packs >= choice.candidate.pp for choice in choices):

@@ -22,7 +22,7 @@ from flowtrain.allocator.refuse import refusal
 from flowtrain.allocator.room import PackRoom, pack_room, packs_together
 from flowtrain.allocator.runnable import Space, runnable
 from flowtrain.allocator.solve import Problem, Solution
-from flowtrain.allocator.stats import DataStats, assumed_stats
+from flowtrain.allocator.stats import DataStats
 from flowtrain.config.schema import Config
 from flowtrain.errors import PlanError
 from flowtrain.plan import Layout
@@ -72,7 +72,7 @@ def modelled(
     Raises:
         PlanError: on GPUs, nothing fits their memory; the sentence has both numbers.
     """
-    problem = question_of(config, shape, stats or assumed_stats(config.packing.max_tokens), cluster).problem()
+    problem = question_of(config, shape, stats, cluster).problem()
     on_cpu = cluster[0].node.on_cpu
     most = MOST_PER_SIDE * cluster[0].num_nodes if on_cpu else cluster[0].devices
     scope = _at_most(bound_scope(config), most, most)

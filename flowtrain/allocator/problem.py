@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import numpy as np
+
 from flowtrain.allocator.hardware import Cluster, num_devices
 from flowtrain.allocator.loads import loads_of
 from flowtrain.allocator.solve import ANYWHERE, Problem
-from flowtrain.allocator.stats import DataStats
+from flowtrain.allocator.stats import DataStats, assumed_stats
 from flowtrain.allocator.throughput import Job
 from flowtrain.config.schema import Config
 from flowtrain.shapes import ModelShape
@@ -105,14 +107,20 @@ class Question:
         }
 
 
-def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cluster) -> Question:
-    """What a config asks for; a step given in packs has as many samples as those hold on one device each."""
+def question_of(config: Config, shape: ModelShape, stats: DataStats | None, cluster: Cluster) -> Question:
+    """What a config asks for; a step given in packs has as many samples as those hold on one device each.
+
+    `stats`: sizes of its rows; None: some are assumed, in proportion to the longest that a pack may hold.
+    """
+    pack_tokens, longest = config.packing.max_tokens, config.max_row_tokens
+    stats = stats or assumed_stats(min(pack_tokens, longest))
     step = config.train.step.samples
     if step is None:
         assert config.train.step.packs is not None
         devices = num_devices(cluster)
-        mean = float(stats.within(config.max_row_tokens).lengths.mean())
-        step = max(1, round(config.train.step.packs * devices * config.packing.max_tokens / mean))
+        # A row that has a pack of its own takes the place of a full one.
+        mean = float(np.minimum(stats.within(longest).lengths, pack_tokens).mean())
+        step = max(1, round(config.train.step.packs * devices * pack_tokens / mean))
     placement = config.allocation.placement
     chosen = ANYWHERE if placement == "auto" else frozenset({config.placement})
     return Question(
@@ -122,10 +130,10 @@ def question_of(config: Config, shape: ModelShape, stats: DataStats, cluster: Cl
         cluster=cluster,
         dtype=config.model.dtype,
         step_samples=step,
-        pack_tokens=(config.packing.max_tokens,),
+        pack_tokens=(pack_tokens,),
         unit_patches=config.producers.max_unit_patches,
         placements=chosen,
         replayed=config.producers.backward == "recompute",
         max_trained_tokens=config.packing.max_trained_tokens,
-        max_row_tokens=config.max_row_tokens,
+        max_row_tokens=longest,
     )

@@ -66,8 +66,8 @@ def question_for(
     shape = read_shape(config.model.path if config else source)
     audio = any(encoder.modality == "audio" for encoder in shape.encoders)
     most = config.packing.max_tokens if config else max(pack_tokens or DEFAULT_PACK_TOKENS)
-    stats, notes = _stats(config, data, most, audio)
     longest = config.max_row_tokens if config else most
+    stats, notes = _stats(config, data, min(most, longest), audio)
     if longer := int((stats.lengths > longest).sum()):
         notes.append(f"{longer} of {len(stats)} rows have more than {longest} tokens: they are left out")
     if shape.generic:
