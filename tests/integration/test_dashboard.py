@@ -81,6 +81,24 @@ def test_every_chart_of_a_live_run_and_of_its_end(page: Chromium, tmp_path: Path
         assert all(request.startswith(address) for request in page.requests), page.requests
 
 
+def test_a_page_that_meets_another_server_shows_what_that_one_has(page: Chromium, tmp_path: Path) -> None:
+    """`flowtrain dashboard A` ends, `flowtrain dashboard B` begins on the same port, and the page is still open."""
+    from flowtrain.telemetry.dashboard.serve import serving
+
+    for name, loss in (("first", 1.0), ("second", 2.0)):
+        (tmp_path / name).mkdir()
+        record = {"step": 1, "loss_metrics/global_avg_loss": loss}
+        (tmp_path / name / "metrics.jsonl").write_text(json.dumps(record) + "\n{")
+    shown = "document.querySelector('#runs b')?.textContent"
+    with serving([tmp_path / "first"]) as address:
+        page.open(address)
+        page.until(f"{shown} === 'first' && {FIRST} === 1", "the first run")
+        page.until("document.querySelector('#problems li')?.textContent.includes('torn')", "what cannot be read")
+    page.until("document.querySelector('#link').textContent.includes('not connected')", "word of the server's end")
+    with serving([tmp_path / "second", tmp_path / "first"], port=int(address.rpartition(":")[2].strip("/"))):
+        page.until(f"{shown} === 'second' && {FIRST} === 2", "the run of the second server")
+
+
 def test_finished_runs_over_each_other_by_keyboard_and_with_hostile_text(page: Chromium, tmp_path: Path) -> None:
     from flowtrain.telemetry.dashboard.serve import serving
 

@@ -18,6 +18,7 @@ import secrets
 import socket
 import traceback
 from collections.abc import Awaitable, Callable
+from functools import cache
 from pathlib import Path
 
 from aiohttp import web
@@ -63,8 +64,14 @@ def host_allowed(header: str, host: str) -> bool:
     try:
         ipaddress.ip_address(name)
     except ValueError:
-        return name.lower() in {"localhost", host.lower(), socket.gethostname().lower(), socket.getfqdn().lower()}
+        return name.lower() in {"localhost", host.lower(), *_own_names()}
     return True
+
+
+@cache
+def _own_names() -> frozenset[str]:
+    """Of this machine; asked once, as a name server may take its time."""
+    return frozenset({socket.gethostname().lower(), socket.getfqdn().lower()})
 
 
 def cookie_name(token: str) -> str:
@@ -75,7 +82,7 @@ def cookie_name(token: str) -> str:
 class Faults:
     """Our own bugs, as sentences; each place where one happened is told once."""
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
+    def __init__(self, tell: Callable[[str], object]) -> None:
         self._tell = tell
         self._places: set[str] = set()
 
@@ -92,6 +99,8 @@ class Faults:
 def guard(host: str, token: str | None, faults: Faults) -> Callable[..., Awaitable[web.StreamResponse]]:
     """A middleware for a server on `host`; `token`: None where everybody who reaches it may look."""
     cookie = cookie_name(token or "")
+    if not is_loopback(host):
+        _own_names()
 
     def knows(given: str | None) -> bool:
         return token is None or (

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -15,6 +14,7 @@ from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
 from flowtrain.errors import PlanError
+from flowtrain.telemetry import streams
 from flowtrain.telemetry.dashboard.guard import is_loopback, new_token
 from flowtrain.telemetry.dashboard.server import make_app
 
@@ -24,18 +24,12 @@ LAST_LOOK_SECONDS = 1.0
 """Between the end of what is shown and the end of the server, so that open pages see how it ended."""
 
 
-def to_stderr(line: str) -> None:
-    """A line for the user; a terminal that has gone is no reason to end."""
-    with suppress(OSError, ValueError):
-        print(line, file=sys.stderr, flush=True)
-
-
 @contextmanager
 def serving(
     run_dirs: Sequence[Path],
     host: str = "127.0.0.1",
     port: int = 0,
-    tell: Callable[[str], None] = to_stderr,
+    tell: Callable[[str], object] = streams.tell,
     ended: threading.Event | None = None,
 ) -> Iterator[str]:
     """Serve while the block runs; yields the address to open, with its token where `host` is not loopback.
@@ -71,7 +65,7 @@ def _run(
     port: int,
     started: Future[tuple[int, asyncio.Event, asyncio.AbstractEventLoop]],
     ended: threading.Event,
-    tell: Callable[[str], None],
+    tell: Callable[[str], object],
 ) -> None:
     async def serve() -> None:
         runner = web.AppRunner(app, access_log=None, logger=_log(), handler_cancellation=True, shutdown_timeout=0.2)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -49,9 +50,11 @@ TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".s
 
 @dataclass(slots=True)
 class Followed:
-    """A run and its reader's lock; `trouble`: why the reader does not get on."""
+    """A run and its reader's lock; `trouble`: why the reader does not get on; `server`: by which a page knows that it
+    has another server than before, with other runs."""
 
     view: RunView
+    server: str
     lock: asyncio.Lock = field(default_factory=asyncio.Lock)
     trouble: str | None = None
 
@@ -61,7 +64,11 @@ class Followed:
 
     def state(self) -> dict[str, Any]:
         state = self.view.state()
-        return {**state, "problems": [*([self.trouble] if self.trouble else []), *state.get("problems", ())]}
+        return {
+            **state,
+            "server": self.server,
+            "problems": [*([self.trouble] if self.trouble else []), *state.get("problems", ())],
+        }
 
     def about(self) -> dict[str, Any]:
         return {**self.view.about(), "state": self.state()}
@@ -88,7 +95,8 @@ class Dashboard:
     """The application for some runs; `make_app` serves it."""
 
     def __init__(self, run_dirs: Sequence[Path], faults: Faults) -> None:
-        self._runs = [Followed(RunView(path)) for path in run_dirs]
+        server = secrets.token_hex(8)
+        self._runs = [Followed(RunView(path), server) for path in run_dirs]
         self._faults = faults
         self._changed = asyncio.Condition()
         self._num_streams = 0
@@ -205,7 +213,7 @@ class Dashboard:
                 return
 
 
-def make_app(run_dirs: Sequence[Path], host: str, token: str | None, tell: Callable[[str], None]) -> web.Application:
+def make_app(run_dirs: Sequence[Path], host: str, token: str | None, tell: Callable[[str], object]) -> web.Application:
     """The application; ConfigError for a folder that no run wrote. `tell`: takes each fault of our own, once."""
     faults = Faults(tell)
     board = Dashboard(run_dirs, faults)

@@ -156,7 +156,7 @@ class RunView:
                 "mode": single(config.get("mode")),
                 "model": text(mapping(config.get("model")).get("path")),
                 "peak": single(self.history.latest.get(PEAK_SOURCE.name)),
-                "written": time.strftime("%Y-%m-%d %H:%M", time.localtime(self._files.changed_at(METRICS_FILE))),
+                "written": time.strftime("%Y-%m-%d %H:%M %Z", time.localtime(self._files.changed_at(METRICS_FILE))),
             },
             "traced": mapping(config.get("run")).get("trace") is True,
             "plan": plan_of(mapping(self._files.read("plan.yaml")), self._files.read(PLACEMENT_FILE)),

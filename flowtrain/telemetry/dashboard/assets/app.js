@@ -54,12 +54,17 @@ async function load(run, number, state) {
     if (run.failed) { run.failed = false; link(""); }
   } catch (error) {
     run.failed = true;
-    link(error.message);
-    setTimeout(() => load(run, number, run.state), RETRY_MS);
+    again(error, () => load(run, number, run.state));
   } finally {
     run.busy = false;
     if (run.again) { const next = run.again; run.again = null; load(run, number, next); }
   }
+}
+
+// Without a connection it is the stream, when it comes back, that tells what to fetch.
+function again(error, fetch) {
+  link(error.message);
+  if (error.message !== GONE) setTimeout(fetch, RETRY_MS);
 }
 
 function link(text) { if ($("link").textContent !== text) $("link").textContent = text; }
@@ -116,10 +121,11 @@ async function about() {
     showCharts(); showPicker();
     panels($("panels"), runs);
     found.forEach((one, number) => { if (wanted(runs[number]).some((name) => one.metrics.some((metric) => metric.name === name) && !(name in runs[number].columns.series))) load(runs[number], number, one.state); });
-  } catch (error) { link(error.message); setTimeout(about, RETRY_MS); }
+  } catch (error) { again(error, about); }
 }
 
 function changed(states) {
+  if (states[0].server !== runs[0].about.state.server) { location.reload(); return; } // it may show other runs
   states.forEach((state, number) => {
     const run = runs[number], before = run.state;
     run.state = state;

@@ -1,6 +1,6 @@
 // Who did what in the last steps of a traced run: a row for each process, on one clock.
 
-import { dark, el, format, get, table, variable } from "./dom.js";
+import { dark, el, format, get, GONE, table, variable } from "./dom.js";
 
 const ROW = 20, GAP = 6, LABEL = 92, FOOT = 18;
 const COLOURS = { encode: "#4269d0", forward: "#3ca951", backward: "#2f7d3f", optimizer: "#9498a0", decode: "#ff725c", preprocess: "#efb118", put: "#97bbf5", assemble: "#a463f2", "return gradient": "#ff8ab7", reduce: "#9c6b4e", read: "#6cc5b0", orders: "#c95f9b", answers: "#d9a1c4" };
@@ -35,7 +35,11 @@ export class Timeline {
       const { version, window } = await get(`/api/runs/${this.run}/timeline?steps=${this.steps.value}`);
       this.shown = version; this.window = window; this.at = Date.now();
       this.draw();
-    } catch { /* the connection's own sign says so */ } finally { this.busy = false; }
+    } catch (error) {
+      if (error.message === GONE) return; // the connection's own sign says so
+      this.told.textContent = `The timeline cannot be fetched: ${error.message}`;
+      this.later ??= setTimeout(() => { this.later = null; this.load(true); }, 3000);
+    } finally { this.busy = false; }
   }
 
   draw() {
