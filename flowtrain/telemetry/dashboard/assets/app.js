@@ -131,6 +131,7 @@ function changed(states) {
     run.state = state;
     if (state.generation !== run.columns.generation || state.step !== before.step || run.columns.steps.length < state.buckets) load(run, number, state);
     timeline.changed(number, state.timeline);
+    if (state.phase !== before.phase) for (const card of [...charts.values(), ...picked.values()]) card.update(); // what is empty says another thing
   });
   heads();
   about();

@@ -122,7 +122,9 @@ export class Card {
     this.toggle.hidden = empty;
     if (empty) {
       this.plot?.destroy(); this.plot = null;
-      const told = this.runs.every((run) => run.columns.steps.length === 0) ? "Waiting for the first step." : this.spec.empty;
+      const lives = this.runs.some((run) => run.state.phase === "starting" || run.state.phase === "running");
+      const nothing = lives ? "Waiting for the first step." : "There is no step to show.";
+      const told = this.runs.every((run) => run.columns.steps.length === 0) ? nothing : this.spec.empty;
       if (this.box.textContent !== told) this.box.replaceChildren(el("p", { class: "empty", text: told }));
     } else if (this.visible) {
       const { data, layout } = this.data();
