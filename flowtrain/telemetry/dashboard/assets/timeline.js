@@ -43,12 +43,12 @@ export class Timeline {
   }
 
   draw() {
-    const { window: found, canvas } = this, about = this.runs[this.run].about;
+    const { window: found, canvas } = this, { about, state } = this.runs[this.run];
     const nothing = !found;
     canvas.hidden = this.keys.hidden = nothing;
     this.toggle.hidden = this.steps.parentElement.hidden = this.hold.hidden = nothing;
     if (nothing) {
-      this.told.textContent = about.traced ? "Waiting for the first two steps of the trace." : "run.trace is off in this run: with run.trace: true its processes record what they do, and it shows here.";
+      this.told.textContent = about.traced ? (["starting", "running"].includes(state.phase) ? "Waiting for the first two steps of the trace." : "The trace does not have two whole steps.") : "run.trace is off in this run: with run.trace: true its processes record what they do, and it shows here.";
       canvas.removeAttribute("aria-label");
       return;
     }
