@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -17,6 +18,9 @@ from flowtrain.errors import PlanError
 from flowtrain.telemetry import streams
 from flowtrain.telemetry.dashboard.guard import is_loopback, new_token
 from flowtrain.telemetry.dashboard.server import make_app
+
+EVERYWHERE = ("0.0.0.0", "::", "")
+"""Addresses to listen on that nobody can open."""
 
 START_SECONDS = 30.0
 STOP_SECONDS = 5.0
@@ -50,7 +54,7 @@ def serving(
     except (OSError, UnicodeError, OverflowError) as error:  # the latter by what is no name of a host
         what = f"the dashboard cannot listen on {host}:{port}: {getattr(error, 'strerror', None) or error}"
         raise PlanError(f"{what}; choose another --port, or an address of this machine") from error
-    shown = f"[{host}]" if ":" in host else host
+    shown = socket.gethostname() if host in EVERYWHERE else f"[{host}]" if ":" in host else host
     try:
         yield f"http://{shown}:{port}/" + (f"?token={token}" if token is not None else "")
     finally:

@@ -157,6 +157,7 @@ def until_read(port: int) -> None:
 def test_beyond_loopback_a_token_is_asked_for(run_dir: Path) -> None:
     with serving([run_dir], host="0.0.0.0") as address:
         parts = urlsplit(address)
+        assert parts.hostname == socket.gethostname().lower(), "an address that can be opened elsewhere"
         port = parts.port or 0
         token = parts.query.removeprefix("token=")
         assert len(token) >= 32
