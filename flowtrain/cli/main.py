@@ -6,6 +6,7 @@ and a wrong option cost no more than this file (contract C14).
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import import_module
 from typing import TextIO
@@ -61,19 +62,19 @@ def main() -> None:
     escape_letters()
     failure.raise_on_signals()
     code: str | int | None
-    stdout = sys.stdout
+    stdout, reader = sys.stdout, os.dup(1)  # rich leads 1 to nowhere as soon as it finds the pipe broken
     try:
         make_app()()
         code = 0
     except SystemExit as ended:
         # typer makes 1 of any pipe that breaks, and another stream of stdout.
-        code = _of_broken_pipe(ended.__context__, stdout) if _broken(ended.__context__) else ended.code
+        code = _of_broken_pipe(ended.__context__, stdout, reader) if _broken(ended.__context__) else ended.code
     except BaseException as error:
-        code = _of_broken_pipe(error, stdout) if _broken(error) else failure.report(error)
+        code = _of_broken_pipe(error, stdout, reader) if _broken(error) else failure.report(error)
     try:
         stdout.flush()
     except OSError as error:  # the last of a short output
-        code = _of_broken_pipe(error, stdout) if _broken(error) else failure.report(error)
+        code = _of_broken_pipe(error, stdout, reader) if _broken(error) else failure.report(error)
         give_up(stdout)
     sys.exit(code)
 
@@ -82,10 +83,13 @@ def _broken(error: BaseException | None) -> bool:
     return isinstance(error, BrokenPipeError)
 
 
-def _of_broken_pipe(error: BaseException | None, stdout: TextIO) -> int:
-    """The exit code where a pipe broke: 0 when it is that of our output, whose reader has seen enough (`| head`)."""
+def _of_broken_pipe(error: BaseException | None, stdout: TextIO, reader: int) -> int:
+    """The exit code where a pipe broke: 0 when it is that of our output, whose reader has seen enough (`| head`).
+
+    `reader`: another descriptor of our output.
+    """
     assert error is not None
-    if not reader_gone(stdout):
+    if not reader_gone(reader):
         return failure.report(error)
     give_up(stdout)  # flushing at exit must not fail again
     return 0

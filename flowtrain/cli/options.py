@@ -16,12 +16,23 @@ def _set_debug(value: bool) -> bool:
     return value
 
 
+def _check_json(path: Path | None) -> Path | None:
+    """What a command found in an hour must not be lost for want of a folder."""
+    if path is not None:
+        from flowtrain.cli.rundir import check_place
+
+        check_place(path)
+    return path
+
+
 ConfigFile = Annotated[Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.")]
 Overrides = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.lr=2e-5; may be repeated."),
 ]
-JsonFile = Annotated[Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.")]
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", metavar="FILE", help="Write the result as JSON.", callback=_check_json)
+]
 Debug = Annotated[bool, typer.Option("--debug", callback=_set_debug, help="Print tracebacks.", show_default=False)]
 
 # What `plan` and `simulate` ask about devices and models that need not be here.

@@ -1,6 +1,8 @@
 """`flowtrain report RUN_DIR`: where a traced run's time went, as tables and as a page that needs no network.
 
-RUN_DIR/traces, config.yaml, summary.json ──▶ tables on the terminal, RUN_DIR/report.html, --json FILE
+RUN_DIR/traces, config.yaml, summary.json ──▶ RUN_DIR/report.html, --json FILE, tables on the terminal
+
+A run that is still going, or was killed, is told as far as it came.
 """
 
 from __future__ import annotations
@@ -61,14 +63,21 @@ def report(
     from flowtrain.cli.report_page import page
     from flowtrain.cli.rundir import write_json, writing
     from flowtrain.telemetry.files import write_atomic
+    from flowtrain.telemetry.run_files import SUMMARY_FILE
+    from flowtrain.telemetry.timeline import TRACE_FILE, write_chrome_trace
 
     made, timeline = read_report(run_dir)
-    _print(made)
-    with writing(run_dir / PAGE):
-        write_atomic(run_dir / PAGE, page(made, timeline))
-    typer.echo(f"\npage: {run_dir / PAGE}   timeline for ui.perfetto.dev: {run_dir / 'trace.json'}")
-    if json_file is not None:
-        write_json(json_file, made.to_dict())
+    try:
+        if json_file is not None:
+            write_json(json_file, made.to_dict())
+        with writing(run_dir / PAGE):
+            write_atomic(run_dir / PAGE, page(made, timeline))
+        if not ((run_dir / TRACE_FILE).is_file() and (run_dir / SUMMARY_FILE).is_file()):
+            with writing(run_dir / TRACE_FILE):  # the run itself writes it at its end
+                write_chrome_trace(timeline, run_dir / TRACE_FILE)
+    finally:
+        _print(made)
+    typer.echo(f"\npage: {run_dir / PAGE}   timeline for ui.perfetto.dev: {run_dir / TRACE_FILE}")
 
 
 def read_report(run_dir: Path, warmup: int = 1) -> tuple[Report, Timeline]:
@@ -79,6 +88,8 @@ def read_report(run_dir: Path, warmup: int = 1) -> tuple[Report, Timeline]:
     from flowtrain.telemetry.run_files import SUMMARY_FILE
     from flowtrain.telemetry.timeline import read_timeline
 
+    if not run_dir.is_dir():
+        raise ConfigError(f"{run_dir} is not a folder: give that of a run (run.dir)")
     timeline = read_timeline(run_dir)
     if timeline is None:
         raise ConfigError(f"{run_dir} holds no trace: run it with --set run.trace=true")
@@ -88,20 +99,34 @@ def read_report(run_dir: Path, warmup: int = 1) -> tuple[Report, Timeline]:
         raise ConfigError(f"the trace of {run_dir} holds no whole step: let the run end two steps at least")
     records = read_records(run_dir)
     seconds = breakdown.cost_seconds + sum(record.get(TELEMETRY_SECONDS.name) or 0.0 for record in records)
-    summary = run_dir / SUMMARY_FILE
-    wall = json.loads(summary.read_text(encoding="utf-8"))["wall_s"] if summary.is_file() else None
-    return Report(
-        run_dir.resolve().name, breakdown, max(record[STEP.name] for record in records), seconds, wall
-    ), timeline
+    last = max((record[STEP.name] for record in records), default=breakdown.steps[-1])
+    return Report(run_dir.resolve().name, breakdown, last, seconds, _wall_seconds(run_dir / SUMMARY_FILE)), timeline
+
+
+def _wall_seconds(summary: Path) -> float | None:
+    """None while the run is going, and where it was killed."""
+    try:
+        found = json.loads(summary.read_text(encoding="utf-8"))["wall_s"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return found if isinstance(found, int | float) else None
 
 
 def read_records(run_dir: Path) -> list[dict[str, Any]]:
-    """What metrics.jsonl holds; a line torn by a kill is left out."""
+    """What metrics.jsonl holds; a line torn by a kill or by a full disk is left out."""
+    from flowtrain.telemetry.metrics import STEP
     from flowtrain.telemetry.run_files import METRICS_FILE
 
     file = run_dir / METRICS_FILE
-    lines = file.read_text(encoding="utf-8").splitlines(keepends=True) if file.is_file() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+    found = []
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines() if file.is_file() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict) and isinstance(record.get(STEP.name), int):
+            found.append(record)
+    return found
 
 
 def headline(made: Report) -> list[tuple[str, str]]:

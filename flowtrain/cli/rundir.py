@@ -13,6 +13,7 @@ import fcntl
 import json
 import os
 import re
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -41,6 +42,17 @@ def writing(path: Path) -> Iterator[None]:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             raise PlanError(f"{what}; free disk space, or choose another place") from error
         raise ConfigError(f"{what}; choose a place that you may write to") from error
+
+
+def check_place(path: Path) -> None:
+    """Tells at once what `writing` would tell when the result is there: no folder, no right, a disk that is full."""
+    with writing(path):
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            return
+        with tempfile.TemporaryFile(dir=path.resolve().parent):
+            return
 
 
 def write_json(path: Path, value: Any) -> None:

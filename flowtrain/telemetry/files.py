@@ -7,7 +7,15 @@ from pathlib import Path
 
 
 def write_atomic(path: Path, text: str) -> None:
-    """Write aside, sync, rename; raises `OSError` and leaves the old file when that fails."""
+    """Write aside, sync, rename; raises `OSError` and leaves the old file when that fails.
+
+    What a link leads to is replaced, not the link; a device or pipe (`/dev/stdout`, `/dev/null`) is written into.
+    """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        if not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        path = path.resolve()
     aside = path.with_name(f"{path.name}.tmp")
     with aside.open("w", encoding="utf-8") as file:
         file.write(text)

@@ -172,7 +172,8 @@ def critical_path(timeline: Timeline, step: int, lanes: Mapping[str, Lane] | Non
         number = bisect_right(answers, (at, "~", 0)) - 1
         while number >= 0:
             taken, name, _ = answers[number]
-            call = next((c for c in _until(tracks[name], ends[name], taken) if c.taken == taken), None)
+            orders = _until(tracks[name], ends[name], taken) if name in tracks else iter(())
+            call = next((c for c in orders if c.taken == taken), None)
             step_back(CONTROLLER, "decide", taken)
             if call is not None:
                 step_back(name, MESSAGES, call.end)
@@ -205,7 +206,8 @@ def in_turns(timeline: Timeline, step: int) -> Iterator[Segment]:
     window = timeline.step(step)
     assert window is not None, f"step {step} is not in the trace"
     at, end = window
-    pieces = ((piece, track.name) for track in timeline.tracks for call in track.calls for piece in call.pieces)
+    calls = ((call, track.name) for track in timeline.tracks for call in track.calls if call.end > at)
+    pieces = ((piece, track) for call, track in calls if call.start < end for piece in call.pieces)
     for piece, track in sorted(pieces, key=lambda pair: pair[0].start):
         start, stop = max(piece.start, at), min(piece.end, end)
         if stop > start:

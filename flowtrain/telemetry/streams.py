@@ -42,11 +42,11 @@ def tell(text: str, *, end: str = "\n", stream: TextIO | None = None) -> bool:
     return True
 
 
-def reader_gone(stream: TextIO) -> bool:
-    """Whether what is written to `stream` can reach nobody any more, as behind `| head`."""
+def reader_gone(stream: TextIO | int) -> bool:
+    """Whether what is written to `stream`, or to a descriptor, can reach nobody any more, as behind `| head`."""
     poll = select.poll()
     try:
-        poll.register(stream.fileno(), select.POLLOUT)
+        poll.register(stream if isinstance(stream, int) else stream.fileno(), select.POLLOUT)
         return any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(0))
     except (OSError, ValueError):
         return False

@@ -10,6 +10,7 @@ An order's k-th sending is its k-th execution, because orders to a rank are exec
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -29,6 +30,9 @@ EXECUTED = (*ORDER_WORK, "read", "reduce")
 """Orders that a process records whenever it executes them."""
 
 SIDES = ("reader", "producer", "consumer")
+
+PROCESS = re.compile(rf"{CONTROLLER}|({'|'.join(SIDES)})-\d+")
+"""Names of files in the folder of the traces."""
 
 
 class Piece(NamedTuple):
@@ -94,7 +98,8 @@ class Timeline:
         if index not in self.marks or index - 1 not in self.marks:
             return None
         begin, end = self.marks[index - 1], self.marks[index]
-        return None if self.whole_until is not None and self.whole_until < end else (begin, end)
+        whole = begin < end and (self.whole_until is None or end <= self.whole_until)
+        return (begin, end) if whole else None
 
     @property
     def steps(self) -> list[int]:
@@ -102,8 +107,8 @@ class Timeline:
 
 
 def read_timeline(run_dir: Path) -> Timeline | None:
-    """None when there are no traces. A line torn by a kill is left out."""
-    files = sorted((run_dir / TRACE_FOLDER).glob("*.jsonl"))
+    """None when there are no traces. A line torn by a kill is left out, and so are files of other names."""
+    files = [file for file in sorted((run_dir / TRACE_FOLDER).glob("*.jsonl")) if PROCESS.fullmatch(file.stem)]
     if not files:
         return None
     timeline = Timeline([], [], {}, [], {})
@@ -113,19 +118,19 @@ def read_timeline(run_dir: Path) -> Timeline | None:
     offsets: dict[str, int] = {}
     for event in _events(run_dir / TRACE_FOLDER / f"{CONTROLLER}.jsonl"):
         match event:
-            case ["q", track, method, *of_step, at]:
+            case ["q", str(track), str(method), *of_step, int(at)]:
                 sent[track, method].append(at)
                 slots[track, method].append(tuple(of_step))
-            case ["a", track, method, at]:
+            case ["a", str(track), str(method), int(at)]:
                 timeline.answers.append((at, track, len(taken[track, method])))
                 taken[track, method].append(at)
-            case ["m", step, at]:
+            case ["m", int(step), int(at)]:
                 timeline.marks[step] = at
-            case ["o", track, nanoseconds]:
+            case ["o", str(track), int(nanoseconds)]:
                 offsets[track] = nanoseconds
-            case ["s", name, start, end]:
+            case ["s", str(name), int(start), int(end)]:
                 timeline.controller.append(Piece(name, start, end))
-            case ["t", _, nanoseconds]:
+            case ["t", _, int(nanoseconds)]:
                 timeline.cost_seconds[CONTROLLER] = nanoseconds / 1e9
     for file in files:
         if file.stem != CONTROLLER:
@@ -152,9 +157,9 @@ def _track(file: Path, offset: int, orders: Orders, cost_seconds: dict[str, floa
     track, inner, counts = Track(file.stem), list[Piece](), defaultdict[str, int](int)
     for event in _events(file):
         match event:
-            case ["s", name, start, end]:
+            case ["s", str(name), int(start), int(end)]:
                 inner.append(Piece(name, start - offset, end - offset))
-            case ["c", method, start, end]:
+            case ["c", str(method), int(start), int(end)]:
                 number, key = counts[method], (track.name, method)
                 counts[method] += 1
                 start, end = start - offset, end - offset
@@ -163,7 +168,7 @@ def _track(file: Path, offset: int, orders: Orders, cost_seconds: dict[str, floa
                 was_sent, was_taken = _at(sent[key], number), _at(taken[key], number)
                 of_step = slots[key][number] if number < len(slots[key]) else ()
                 track.calls.append(Call(method, start, end, was_sent, was_taken, pieces, of_step))
-            case ["t", _, nanoseconds]:
+            case ["t", _, int(nanoseconds)]:
                 cost_seconds[track.name] = nanoseconds / 1e9
     return track
 
@@ -185,10 +190,10 @@ def flat(name: str, start: int, end: int, inner: list[Piece]) -> Iterator[Piece]
         yield Piece(name, at, end)
 
 
-def _events(file: Path) -> Iterator[list[Any]]:
+def _events(file: Path) -> Iterator[Any]:
     if not file.is_file():
         return
-    with file.open(encoding="utf-8") as lines:
+    with file.open(encoding="utf-8", errors="replace") as lines:
         for line in lines:
             try:
                 yield json.loads(line)

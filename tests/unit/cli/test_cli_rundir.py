@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from flowtrain.cli.resume import find_checkpoint, set_newer_aside
-from flowtrain.cli.rundir import ENDING_SECONDS, open_run_dir, writing
+from flowtrain.cli.rundir import ENDING_SECONDS, check_place, open_run_dir, writing
 from flowtrain.errors import ConfigError, PlanError
 from flowtrain.telemetry.running import LOCK_FILE
 
@@ -51,6 +51,16 @@ def test_a_new_folder_is_made_and_locked(tmp_path: Path) -> None:
         assert json.loads((tmp_path / "a/b" / LOCK_FILE).read_text())["pid"] == os.getpid()
     finally:
         run.close()
+
+
+def test_a_place_for_a_result_is_looked_at_and_left_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "new", Path("/dev/null")):
+        check_place(path)
+    assert [(entry.name, entry.read_text()) for entry in tmp_path.iterdir()] == [("file", "mine")]
+    for path, why in ((tmp_path, "Is a directory"), (tmp_path / "a/b", "No such file"), (tmp_path / "file/b", "Not a")):
+        with pytest.raises(ConfigError, match=rf"cannot be written: {why}.*choose a place that you may write to"):
+            check_place(path)
 
 
 def test_earlier_runs_are_moved_aside_and_numbered(tmp_path: Path) -> None:

@@ -123,6 +123,24 @@ def test_write_atomic_keeps_the_old_file_when_it_fails(tmp_path: Path) -> None:
 # --- spans ------------------------------------------------------------------------------------------------------------
 
 
+def test_a_pipe_is_written_into_and_a_link_stays(tmp_path: Path) -> None:
+    """`--json /dev/stdout`: a rename would put a file in the place of the device."""
+    reading, writing = os.pipe()
+    link = tmp_path / "stdout"
+    link.symlink_to(f"/dev/fd/{writing}")
+    write_atomic(link, "told\n")
+    assert os.read(reading, 100) == b"told\n"
+    assert link.is_symlink()
+    os.close(reading)
+    os.close(writing)
+    link = tmp_path / "latest.json"
+    link.symlink_to(tmp_path / "one.json")
+    for text in ("first", "second"):
+        write_atomic(link, text)
+        assert link.is_symlink()
+        assert (tmp_path / "one.json").read_text() == text
+
+
 def test_open_spans_nest_and_end(tmp_path: Path) -> None:
     path = tmp_path / "spans" / "consumer-0"
     spans = Spans(path)

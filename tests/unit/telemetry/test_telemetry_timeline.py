@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 
 from flowtrain.telemetry import trace as trace_module
-from flowtrain.telemetry.losses import break_down, critical_path
+from flowtrain.telemetry.losses import break_down, critical_path, in_turns
 from flowtrain.telemetry.spans import Spans
-from flowtrain.telemetry.timeline import Timeline, read_timeline, write_chrome_trace
+from flowtrain.telemetry.timeline import Call, Piece, Timeline, Track, read_timeline, write_chrome_trace
 from flowtrain.telemetry.trace import CONTROLLER, MAX_EVENTS, Trace, clear_traces
 
 MS = 1_000_000
@@ -168,6 +168,22 @@ def test_the_way_through_colocated_ranks_changes_sides_within_a_process(tmp_path
     ]
     assert found.ideal_seconds == pytest.approx((30 + 12) / 2 / 1000)
     assert found.ideal_seconds + sum(found.losses.values()) == pytest.approx(0.032)
+
+
+def test_the_way_through_a_step_looks_at_the_orders_of_that_step_alone() -> None:
+    """What orders of other steps did is not read, let alone sorted, for each of the steps again."""
+
+    def order(at: int, *pieces: Piece) -> Call:
+        return Call("train", at * MS, (at + 50) * MS, at * MS, None, pieces)
+
+    unread = order(0)._replace(pieces=None)  # type: ignore[arg-type]
+    calls = [unread, order(100, Piece("forward", 100 * MS, 150 * MS)), unread._replace(start=200 * MS, end=250 * MS)]
+    marks = {step: step * 100 * MS for step in range(4)}
+    timeline = Timeline([Track("consumer-0", calls)], [], marks, [], {})
+    assert [(segment.name, segment.seconds) for segment in in_turns(timeline, 2)] == [
+        ("forward", 0.05),
+        ("decide", 0.05),
+    ]
 
 
 def test_orders_that_queue_are_followed_on_their_rank(tmp_path: Path) -> None:
