@@ -1,10 +1,9 @@
 """`flowtrain bench`: the same training by several modes, in turns, against the limits that one of the runs shows.
 
-    for each round, for each mode: launch in RUN_DIR-bench/MODE-ROUND ▶ figures ──▶ medians, ratios, limits ▶ table,
-                                                                                    page, --json FILE
+    all modes checked ──▶ for each round, for each mode: launch in RUN_DIR-bench/MODE-ROUND ▶ figures
+                              └──▶ medians, ratios, limits ▶ page, --json FILE, table
 
-Runs are whole runs in processes of their own. Rounds take the modes in turns, so that a machine that drifts hurts all
-alike. All runs are traced alike; none exports.
+Runs are whole runs in processes of their own (`bench_runs`). When one fails, what the others showed is kept.
 """
 
 from __future__ import annotations
@@ -22,8 +21,8 @@ from flowtrain.errors import ConfigError
 
 if TYPE_CHECKING:
     from flowtrain.cli.bench_result import Spread
+    from flowtrain.cli.bench_runs import Measured
     from flowtrain.cli.report import Report
-    from flowtrain.config.schema import Config
     from flowtrain.telemetry.timeline import Timeline
 
 PAGE = "bench.html"
@@ -35,13 +34,27 @@ READY = "without_pool"
 
 @dataclass(frozen=True, slots=True)
 class Bench:
-    """`runs`: figures of each run, by variant and round; `reports`: of each variant's last run; `schedules`: by variant
-    and round, seconds of a step by the mode's own schedule over those measured."""
+    """`measured`: of the runs; `settings`: of the benchmark."""
 
-    runs: dict[str, list[dict[str, float]]]
-    reports: dict[str, tuple[Report, Timeline]]
-    schedules: dict[str, list[float]]
+    measured: Measured
     settings: dict[str, Any]
+
+    @property
+    def runs(self) -> dict[str, list[dict[str, float]]]:
+        return self.measured.runs
+
+    @property
+    def reports(self) -> dict[str, tuple[Report, Timeline]]:
+        return self.measured.reports
+
+    @property
+    def schedules(self) -> dict[str, list[float]]:
+        return self.measured.schedules
+
+    @property
+    def incomplete(self) -> str | None:
+        """Where the rounds ended early."""
+        return None if self.measured.where is None else f"ended early: {self.measured.where}"
 
     @property
     def reference(self) -> str:
@@ -69,11 +82,45 @@ class Bench:
 
         return ratios(self.runs, self.reference)
 
+    @property
+    def rates(self) -> list[tuple[str, ...]]:
+        """Of every variant, as text: name, rate with spread, ratio, share of its schedule."""
+        from flowtrain.cli.bench_result import RATE, spread_of
+
+        ratios, rows = self.ratios, list[tuple[str, ...]]()
+        for name, figures in self.summary.items():
+            rate = figures[RATE]
+            ratio = f"{ratios[name].median:.3f}" if name in ratios else ""
+            share = f"{spread_of(self.schedules[name]).median:.3f}" if name in self.schedules else ""
+            rows.append((name, f"{rate.median:.2f} ({100 * rate.spread:.0f} %)", ratio, share))
+        return rows
+
+    @property
+    def rates_of_limits(self) -> list[tuple[str, ...]]:
+        """The same of the limits."""
+        from flowtrain.cli.bench_result import RATE
+
+        reached = self.summary[self.reference][RATE].median
+        return [(name, f"{rate:.2f}", f"{reached / rate:.3f}", "") for name, rate in self.limits.items()]
+
+    @property
+    def figures(self) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+        """Head and rows of a table with a line a figure and a column a variant; what is not known is empty."""
+        from flowtrain.cli.bench_result import FIGURES
+
+        of_modes = self.summary
+        rows = [
+            (metric.name, *(f"{of[metric.name].median:.4g}" if metric.name in of else "" for of in of_modes.values()))
+            for metric in FIGURES
+        ]
+        return ("", *of_modes), rows
+
     def to_dict(self) -> dict[str, Any]:
         from flowtrain.cli.bench_result import loads, spread_of
 
         return {
             "settings": self.settings,
+            "incomplete": self.incomplete,
             "runs": self.runs,
             "modes": {
                 name: {figure: asdict(value) for figure, value in figures.items()}
@@ -103,9 +150,9 @@ def bench(
     debug: Debug = False,
 ) -> None:
     """Measure modes against each other and against what the machine could do at best."""
-    from flowtrain.cli.bench_page import bench_page
-    from flowtrain.cli.rundir import write_json, writing
-    from flowtrain.telemetry.files import write_atomic
+    from flowtrain.cli.bench_runs import check, configs_of, run_all
+    from flowtrain.cli.rundir import open_run_dir
+    from flowtrain.config.loading import load_config
 
     names = [name.strip() for name in modes.split(",") if name.strip()]
     if not names or len(set(names)) < len(names):
@@ -114,89 +161,60 @@ def bench(
         overrides_of(name, devices=1)
     if warmup >= steps:
         raise ConfigError(f"--warmup {warmup} leaves nothing of --steps {steps}: raise the steps")
-    found, folder = _run_all(path, tuple(overrides or ()), names, steps, warmup, rounds)
-    _print(found)
-    with writing(folder / PAGE):
-        write_atomic(folder / PAGE, bench_page(found))
-    typer.echo(f"\npage: {folder / PAGE}")
-    if json_file is not None:
-        write_json(json_file, found.to_dict())
-
-
-def _run_all(
-    path: Path, overrides: tuple[str, ...], names: list[str], steps: int, warmup: int, rounds: int
-) -> tuple[Bench, Path]:
-    from flowtrain.cli.bench_result import measure
-    from flowtrain.cli.launch import train
-    from flowtrain.cli.report import read_records, read_report
-    from flowtrain.config.loading import load_config
-
-    given = load_config(path, overrides).config
-    sizes = [side.copies.world_size for side in (given.producers, given.consumers)]
-    devices = max(sizes) if given.placement == "colocated" else sum(sizes)
-    folder = given.run.dir
-    folder = folder.with_name(f"{folder.name}-bench").absolute()
-    common = (
-        f"train.max_steps={steps}",
-        "train.epochs=null",
-        "train.eval_every=null",
-        "data.eval=null",
-        "run.trace=true",
-        "run.trace_samples=true",
-        "checkpoint.every=null",
-        "checkpoint.export=false",
-        "telemetry.progress=off",
-    )
-    runs: dict[str, list[dict[str, float]]] = {name: [] for name in names}
-    schedules: dict[str, list[float]] = {name: [] for name in names}
-    reports = {}
-    for number in range(1, rounds + 1):
-        for name in names:
-            run_dir = folder / f"{name.replace('/', '_')}-{number}"
-            settings = (*overrides, *common, *overrides_of(name, devices), f"run.dir={run_dir}")
-            typer.echo(f"round {number} of {rounds}: {name}")
-            config = load_config(path, settings).config
-            if code := train(config):
-                raise typer.Exit(code)
-            runs[name].append(measure(read_records(run_dir), warmup))
-            reports[name] = read_report(run_dir, warmup)
-            if (share := _of_schedule(config, *reports[name])) is not None:
-                schedules[name].append(share)
-    how = {"config": str(path), "overrides": overrides, "steps": steps, "warmup": warmup, "rounds": rounds}
+    given = load_config(path, overrides or ()).config
+    configs = configs_of(path, given, overrides or (), names, steps)
+    check(configs)
+    how = {"config": str(path), "overrides": tuple(overrides or ()), "steps": steps, "warmup": warmup, "rounds": rounds}
     how["step_rows"] = given.train.step.samples
-    return Bench(runs, reports, {name: values for name, values in schedules.items() if values}, how), folder
+    folder = given.run.dir.with_name(f"{given.run.dir.name}-bench").absolute()
+    held = open_run_dir(folder, keep=True)
+    try:
+        found = Bench(run_all(configs, folder, warmup, rounds), how)
+    finally:
+        held.close()
+    try:
+        _write(found, folder / PAGE, json_file)
+    finally:
+        _print(found)
+    typer.echo(f"\npage: {folder / PAGE}")
+    if found.measured.failure is not None:
+        raise found.measured.failure
 
 
-def _of_schedule(config: Config, made: Report, timeline: Timeline) -> float | None:
-    """A step by the mode's own schedule, over the step measured; None where there is no model of it."""
-    from flowtrain.cli.bench_schedule import scheduled_seconds
+def _write(found: Bench, page: Path, json_file: Path | None) -> None:
+    from flowtrain.cli.bench_page import bench_page
+    from flowtrain.cli.rundir import write_json, writing
+    from flowtrain.telemetry.files import write_atomic
 
-    colocated = config.placement == "colocated"
-    steps, frozen = made.breakdown.steps, not config.trainable_encoder
-    seconds = scheduled_seconds(timeline, steps, config.exchange, colocated, frozen)
-    return None if seconds is None else seconds / made.breakdown.step_seconds
+    try:
+        if json_file is not None:
+            write_json(json_file, found.to_dict())
+    finally:
+        with writing(page):
+            write_atomic(page, bench_page(found))
 
 
 def _print(found: Bench) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from flowtrain.cli.bench_result import FIGURES, RATE, spread_of
+    from flowtrain.cli.bench_result import RATE
 
-    console = Console(width=None if sys.stdout.isatty() else 250, highlight=False)
-    table = Table(title="median of the runs (largest minus smallest, by it)", title_justify="left")
-    for name in ("mode", RATE, f"{found.reference} / it", "schedule / it", *(metric.name for metric in FIGURES)):
-        table.add_column(name, justify="left" if name == "mode" else "right")
-    ratios = found.ratios
-    for name, figures in found.summary.items():
-        rate = figures[RATE]
-        cells = [name, f"{rate.median:.2f} ({100 * rate.spread:.0f} %)"]
-        cells.append(f"{ratios[name].median:.3f}" if name in ratios else "")
-        cells.append(f"{spread_of(found.schedules[name]).median:.3f}" if name in found.schedules else "")
-        cells += [f"{figures[metric.name].median:.3g}" if metric.name in figures else "" for metric in FIGURES]
-        table.add_row(*cells)
-    table.add_section()
-    for name, rate_of_limit in found.limits.items():
-        ratio = found.summary[found.reference][RATE].median / rate_of_limit
-        table.add_row(name, f"{rate_of_limit:.2f}", f"{ratio:.3f}", "", *("" for _ in FIGURES))
-    console.print(table)
+    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False)
+    title = "median of the runs (largest minus smallest, by it)"
+    rates = Table(title=title if found.incomplete is None else f"{title}; {found.incomplete}", title_justify="left")
+    for name in ("mode", RATE, f"{found.reference} / it", "schedule / it"):
+        rates.add_column(name, justify="left" if name == "mode" else "right", overflow="fold")
+    for row in found.rates:
+        rates.add_row(*row)
+    rates.add_section()
+    for row in found.rates_of_limits:
+        rates.add_row(*row)
+    console.print(rates)
+    head, rows = found.figures
+    figures = Table(title="of the same runs", title_justify="left")
+    for number, name in enumerate(head):
+        figures.add_column(name, justify="right" if number else "left", overflow="fold")
+    for row in rows:
+        figures.add_row(*row)
+    console.print(figures)

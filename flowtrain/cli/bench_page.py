@@ -12,16 +12,17 @@ if TYPE_CHECKING:
     from flowtrain.cli.bench import Bench
 
 NAME = 170
+TEXT = 130
+"""Room that a rate takes inside its bar."""
 
 
 def bench_page(found: Bench) -> str:
     """The whole page."""
-    summary, reports = found.summary, found.reports
-    rows = (
-        (name, f"{figures[RATE].median:.2f}", f"{100 * figures[RATE].spread:.1f} %", *_losses(found, name))
-        for name, figures in summary.items()
-    )
-    head = ("mode", RATE, "spread", "largest losses against the ideal, a device and step")
+    reports = found.reports
+    rates = [(*row, _losses(found, row[0])) for row in found.rates]
+    rates += [(*row, "") for row in found.rates_of_limits]
+    head = ("mode", f"{RATE} (spread)", f"{found.reference} / it", "schedule / it", "largest losses, a device and step")
+    note = "" if found.incomplete is None else f"<p><strong>{escape(found.incomplete)}</strong></p>"
     longest = max(made.breakdown.step_seconds for made, _ in reports.values())
     names = {name for made, _ in reports.values() for shares in made.breakdown.shares.values() for name in shares}
     steps = "".join(
@@ -29,15 +30,17 @@ def bench_page(found: Bench) -> str:
     )
     return document(
         "Modes compared",
-        f"{_bars(found)}<h2>Figures</h2>{table(head, rows)}<h2>A step of each mode</h2>{keys(names)}"
+        f"{note}{_bars(found)}<h2>Figures</h2>{table(head, rates)}"
+        f'<p class="quiet">Medians of the runs; losses against the ideal, of the last run.</p>{table(*found.figures)}'
+        f"<h2>A step of each mode</h2>{keys(names)}"
         f'<p class="quiet">The step of middle length of the last run, all on one scale; what its length depends on is '
         f"underlined.</p>{steps}",
     )
 
 
-def _losses(found: Bench, mode: str) -> tuple[str]:
+def _losses(found: Bench, mode: str) -> str:
     losses = list(found.reports[mode][0].breakdown.losses.items())[:3]
-    return ("; ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in losses),)
+    return "; ".join(f"{name} {1000 * seconds:.0f} ms" for name, seconds in losses)
 
 
 def _bars(found: Bench) -> str:
@@ -49,7 +52,9 @@ def _bars(found: Bench) -> str:
         y = row * (ROW + GAP)
         parts.append(f'<text x="0" y="{y + 15}">{escape(name)}</text>')
         parts.append(f'<rect x="{NAME}" y="{y}" width="{rate * scale:.1f}" height="{ROW}" fill="#4269d0"/>')
-        parts.append(f'<text x="{NAME + 6}" y="{y + 15}" style="fill:#fff">{rate:.2f} {RATE}</text>')
+        inside = rate * scale > TEXT
+        x, style = (NAME + 6, ' style="fill:#fff"') if inside else (NAME + rate * scale + 6, "")
+        parts.append(f'<text x="{x:.1f}" y="{y + 15}"{style}>{rate:.2f} {RATE}</text>')
     height = len(rates) * (ROW + GAP)
     for number, (name, rate) in enumerate(sorted(limits.items(), key=lambda pair: pair[1])):
         x, y = NAME + rate * scale, height + 14 * (number + 1)

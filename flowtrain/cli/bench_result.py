@@ -78,9 +78,10 @@ def spread_of(values: Sequence[float]) -> Spread:
 
 
 def ratios(runs: Mapping[str, Sequence[Mapping[str, float]]], of: str) -> dict[str, Spread]:
-    """Rate of variant `of` by that of every other one, round by round: a machine that drifts hurts both alike."""
+    """Rate of variant `of` by that of every other one, round by round, as far as both have come: a machine that drifts
+    hurts both alike."""
     return {
-        name: spread_of([mine[RATE] / other[RATE] for mine, other in zip(runs[of], others, strict=True)])
+        name: spread_of([mine[RATE] / other[RATE] for mine, other in zip(runs[of], others, strict=False)])
         for name, others in runs.items()
         if name != of
     }

@@ -160,7 +160,7 @@ def train(
     from flowtrain.telemetry.files import write_atomic
 
     found = find_checkpoint(config.run.dir, resume) if resume is not None else None
-    config, plan, expected, notes = _plan(config)
+    config, plan, expected, notes = plan_run(config)
     log = _read_log(replay) if replay is not None else None
     if found is not None:
         config = config.model_copy(update={"run": config.run.model_copy(update={"dir": found.run_dir})})
@@ -244,7 +244,7 @@ def _obeyed(config: Config, plan_file: Path) -> Config:
     return config
 
 
-def _plan(config: Config, may_measure: bool = True) -> tuple[Config, Plan, Forecast | None, tuple[str, ...]]:
+def plan_run(config: Config, may_measure: bool = True) -> tuple[Config, Plan, Forecast | None, tuple[str, ...]]:
     """The config with nothing left open, its plan, what is expected of it, and what was compared to decide."""
     if config.train.step.packs is not None and config.train.max_steps is None:
         raise ConfigError("train.step.packs needs train.max_steps: how many steps an epoch has is not known before")
@@ -309,7 +309,7 @@ def _show(config: Config, json_file: Path | None) -> None:
     from flowtrain.cli.rundir import write_json
     from flowtrain.config.loading import dump_resolved
 
-    config, plan, expected, notes = _plan(config, may_measure=False)
+    config, plan, expected, notes = plan_run(config, may_measure=False)
     for note in notes:
         tell(note)
     typer.echo(dump_resolved(config, comments=True))

@@ -238,6 +238,7 @@ class CheckpointConfig(Section):
         None, description="Steps between checkpoints; null: only at a signal and at the end."
     )
     keep: Positive = Field(2, description="Complete checkpoints kept.")
+    at_end: bool = Field(True, description="Write one at a signal and at the end.")
     export: bool = Field(True, description="Write RUN_DIR/export, a Hugging Face folder, at the end.")
 
 

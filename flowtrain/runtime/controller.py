@@ -124,7 +124,8 @@ class Controller:
             self._until(self._trained)
             if not self.stop.requested:
                 self.feed.bad_share.ended()
-            if self._newest is not None and self.checkpoints.newest != self._newest.index:
+            at_end = self.config.checkpoint.at_end
+            if at_end and self._newest is not None and self.checkpoints.newest != self._newest.index:
                 self._save(self._newest)
             self._until(lambda: not self.checkpoints.pending and not self._updating)
         except DataError:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+from traced_run import write_run
 
+from flowtrain.cli.bench import Bench
+from flowtrain.cli.bench_page import bench_page
 from flowtrain.cli.bench_result import FIGURES, RATE, Spread, limits, measure, ratios, summarize
+from flowtrain.cli.bench_runs import Measured, check, configs_of, in_turns
 from flowtrain.cli.bench_variants import VARIANTS, overrides_of
+from flowtrain.cli.report import read_report
 from flowtrain.config.loading import load_config
-from flowtrain.errors import ConfigError
+from flowtrain.errors import ConfigError, PlanError
 from flowtrain.telemetry.losses import Breakdown
 
 
@@ -86,3 +92,63 @@ def test_a_variant_may_have_keys_of_its_own(emoji: Path) -> None:
     for wrong in ("fast", "flow+packing.policy", "+mode=flow"):
         with pytest.raises(ConfigError, match="is not known: give one of flow, disaggregated"):
             overrides_of(wrong, 2)
+
+
+def test_each_round_begins_with_another_mode() -> None:
+    assert list(in_turns(["a", "b", "c"], 4)) == [
+        *((1, name) for name in "abc"),
+        *((2, name) for name in "bca"),
+        *((3, name) for name in "cab"),
+        *((4, name) for name in "abc"),
+    ]
+
+
+def test_rounds_that_ended_early_are_compared_as_far_as_both_came() -> None:
+    runs = {"flow": [{RATE: 10.0}, {RATE: 12.0}], "monolithic": [{RATE: 8.0}]}
+    assert ratios(runs, "flow") == {"monolithic": Spread(1.25, 0.0)}
+
+
+def test_all_variants_are_loaded_and_planned_before_the_first_run(emoji: Path) -> None:
+    path = emoji / "emoji.yaml"
+    given = load_config(path).config
+    configs = configs_of(path, given, (), ["flow", "one_process"], steps=7)
+    assert [(c.train.max_steps, c.checkpoint.at_end, c.run.trace) for c in configs.values()] == [(7, False, True)] * 2
+    check(configs)
+    with pytest.raises(ConfigError, match=r"^flow\+packing.policy=nope: .*packing.policy"):
+        configs_of(path, given, (), ["flow", "flow+packing.policy=nope"], steps=7)
+    small = configs_of(path, given, (), ["flow", "flow+pool.bytes=600KiB"], steps=7)
+    with pytest.raises(PlanError, match=r"^flow\+pool.bytes=600KiB: .*set pool.bytes to"):
+        check(small)
+    sent = configs_of(path, given, ("cluster.address=http://127.0.0.1:8265",), ["flow"], steps=7)
+    with pytest.raises(ConfigError, match="a benchmark is not sent as a job"):
+        check(sent)
+
+
+@pytest.mark.parametrize("key", ["train.max_steps=3", "run.trace=false", "checkpoint.every=2"])
+def test_keys_that_a_benchmark_sets_itself_are_refused(emoji: Path, key: str) -> None:
+    """They would be overridden without a word, or let the modes differ in what they are measured by."""
+    path, name = emoji / "emoji.yaml", key.partition("=")[0]
+    given = load_config(path).config
+    with pytest.raises(ConfigError, match=rf"--set {name} is set by the benchmark itself"):
+        configs_of(path, given, (key,), ["flow"], steps=7)
+    with pytest.raises(ConfigError, match=rf"--modes flow\+{key}: {name} is set by the benchmark itself"):
+        configs_of(path, given, (), [f"flow+{key}"], steps=7)
+
+
+def test_the_page_and_the_tables_of_modes_whose_rates_are_far_apart(tmp_path: Path, emoji: Path) -> None:
+    """The rate of a short bar stands behind it: white on white nobody could read it."""
+    names = ("flow", "monolithic")
+    reports = {name: read_report(write_run(tmp_path / name, emoji)) for name in names}
+    runs = {"flow": [{RATE: 100.0, "mfu(%)": 30.0}], "monolithic": [{RATE: 2.0}]}
+    measured = Measured(runs, reports, {"flow": [0.9]}, PlanError("full"), "round 2, flow")
+    found = Bench(measured, {})
+    assert found.rates == [("flow", "100.00 (0 %)", "", "0.900"), ("monolithic", "2.00 (0 %)", "50.000", "")]
+    head, rows = found.figures
+    assert head == ("", "flow", "monolithic")
+    assert ("mfu(%)", "30", "") in rows
+    page = bench_page(found)
+    assert "<strong>ended early: round 2, flow</strong>" in page
+    assert 'style="fill:#fff">100.00 samples/s' in page
+    assert 'style="fill:#fff">2.00 samples/s' not in page
+    assert ">2.00 samples/s<" in page
+    assert json.loads(json.dumps(found.to_dict()))["incomplete"] == "ended early: round 2, flow"
