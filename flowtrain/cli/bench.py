@@ -115,6 +115,14 @@ class Bench:
         ]
         return ("", *of_modes), rows
 
+    @property
+    def peaks(self) -> list[str]:
+        """Whose figures the peaks are that MFU is by, a line each; of all variants at once where they agree."""
+        by_source: dict[str, list[str]] = {}
+        for name, source in self.measured.peaks.items():
+            by_source.setdefault(source or "unknown", []).append(name)
+        return [f"peak of {', '.join(names)}: {source}" for source, names in by_source.items()]
+
     def to_dict(self) -> dict[str, Any]:
         from flowtrain.cli.bench_result import loads, spread_of
 
@@ -130,6 +138,7 @@ class Bench:
             "loads": loads(self.reports[self.reference][0].breakdown),
             "schedule / measured": {name: asdict(spread_of(values)) for name, values in self.schedules.items()},
             f"{self.reference} / other": {name: asdict(value) for name, value in self.ratios.items()},
+            "peaks": self.measured.peaks,
             "losses": {name: made.breakdown.losses for name, (made, _) in self.reports.items()},
             "telemetry": {name: made.telemetry_share for name, (made, _) in self.reports.items()},
         }
@@ -218,3 +227,5 @@ def _print(found: Bench) -> None:
     for row in rows:
         figures.add_row(*row)
     console.print(figures)
+    for told in found.peaks:
+        console.print(told)

@@ -32,6 +32,7 @@ def bench_page(found: Bench) -> str:
         "Modes compared",
         f"{note}{_bars(found)}<h2>Figures</h2>{table(head, rates)}"
         f'<p class="quiet">Medians of the runs; losses against the ideal, of the last run.</p>{table(*found.figures)}'
+        f'<p class="quiet">{"<br>".join(map(escape, found.peaks))}</p>'
         f"<h2>A step of each mode</h2>{keys(names)}"
         f'<p class="quiet">The step of middle length of the last run, all on one scale; what its length depends on is '
         f"underlined.</p>{steps}",

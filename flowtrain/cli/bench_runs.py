@@ -45,12 +45,14 @@ FIXED = {
 @dataclass(slots=True)
 class Measured:
     """`runs`: figures of each run, by variant and round, of variants that have one; `reports`: of each variant's last
-    run; `schedules`: by variant and round, seconds of a step by the mode's own schedule over those measured.
-    `failure`: what ended the rounds early, `where`: in which run."""
+    run; `schedules`: by variant and round, seconds of a step by the mode's own schedule over those measured; `peaks`:
+    by variant, whose figure its peak FLOP/s is, or why it is not known. `failure`: what ended the rounds early, `where`:
+    in which run."""
 
     runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     reports: dict[str, tuple[Report, Timeline]] = field(default_factory=dict)
     schedules: dict[str, list[float]] = field(default_factory=dict)
+    peaks: dict[str, str | None] = field(default_factory=dict)
     failure: FlowTrainError | typer.Exit | None = None
     where: str | None = None
 
@@ -122,7 +124,7 @@ def run_all(configs: Mapping[str, Config], folder: Path, warmup: int, rounds: in
     from flowtrain.cli.bench_result import measure
     from flowtrain.cli.launch import train
     from flowtrain.cli.report import read_records, read_report
-    from flowtrain.telemetry.metrics import NONFINITE
+    from flowtrain.telemetry.metrics import NONFINITE, PEAK_SOURCE
 
     found = Measured()
     for number, name in in_turns(list(configs), rounds):
@@ -146,6 +148,7 @@ def run_all(configs: Mapping[str, Config], folder: Path, warmup: int, rounds: in
             tell(f"warning: {name}: {num} of the steps measured left their update out (loss or gradient not finite)")
         found.runs.setdefault(name, []).append(measure(records, warmup))
         found.reports[name] = report
+        found.peaks[name] = records[-1][PEAK_SOURCE.name]
         if (share := _of_schedule(config, *report)) is not None:
             found.schedules.setdefault(name, []).append(share)
     return found

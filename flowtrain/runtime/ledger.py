@@ -98,6 +98,8 @@ class Ledger:
         peaks = {role: tuple(report.peak for report in side if report.peak) for role, side in sides.items()}
         colocated = self.plan.placement == "colocated"
         self.fleet = Fleet(peaks[Role.PRODUCER], peaks[Role.CONSUMER], self.config.cut, colocated)
+        if unknown := self.fleet.unknown:
+            self.line(f"warning: MFU is left out where it needs a peak that is {unknown}")
         rows = [row for side in sides.values() for row in side[0].parameters]
         self._unreached = Unreached(dict.fromkeys(row.module for row in rows if row.trainable))
         if self.config.telemetry.progress != "off":

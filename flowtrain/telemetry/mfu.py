@@ -72,6 +72,11 @@ class Fleet:
         """Where the peaks come from, each source once."""
         return "; ".join(dict.fromkeys(peak.source for peak in (*self.producers, *self.consumers)))
 
+    @property
+    def unknown(self) -> str:
+        """Why the peak is not known, each reason once; empty where it is."""
+        return "; ".join(dict.fromkeys(peak.source for peak in self.devices if peak.value is None))
+
     def mfu(self, flops: StepFlops, seconds: float, palm_flops: float | None = None) -> MfuShares:
         """Shares of one step; `palm_flops`: the backbone's by the other formula."""
         on_producers, on_consumers = flops.encoder, flops.backbone

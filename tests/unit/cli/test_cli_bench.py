@@ -140,13 +140,16 @@ def test_the_page_and_the_tables_of_modes_whose_rates_are_far_apart(tmp_path: Pa
     names = ("flow", "monolithic")
     reports = {name: read_report(write_run(tmp_path / name, emoji)) for name in names}
     runs = {"flow": [{RATE: 100.0, "mfu(%)": 30.0}], "monolithic": [{RATE: 2.0}]}
-    measured = Measured(runs, reports, {"flow": [0.9]}, PlanError("full"), "round 2, flow")
+    peaks = {"flow": "unknown: <B>", "monolithic": "unknown: <B>"}
+    measured = Measured(runs, reports, {"flow": [0.9]}, peaks, PlanError("full"), "round 2, flow")
     found = Bench(measured, {})
     assert found.rates == [("flow", "100.00 (0 %)", "", "0.900"), ("monolithic", "2.00 (0 %)", "50.000", "")]
     head, rows = found.figures
     assert head == ("", "flow", "monolithic")
     assert ("mfu(%)", "30", "") in rows
     page = bench_page(found)
+    assert found.peaks == ["peak of flow, monolithic: unknown: <B>"]
+    assert "peak of flow, monolithic: unknown: &lt;B&gt;" in page
     assert "<strong>ended early: round 2, flow</strong>" in page
     assert 'style="fill:#fff">100.00 samples/s' in page
     assert 'style="fill:#fff">2.00 samples/s' not in page

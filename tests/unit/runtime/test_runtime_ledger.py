@@ -18,10 +18,12 @@ from flowtrain.packing import Composer, CompositionSpec, CostModel, compose_eval
 from flowtrain.parallel.mesh import dp_rank
 from flowtrain.plan import layout_of
 from flowtrain.runtime.decisions import Choice
+from flowtrain.runtime.executor import StageReport
 from flowtrain.runtime.ledger import Ledger
 from flowtrain.runtime.pace import Pace
 from flowtrain.runtime.step_end import StepResult
 from flowtrain.shapes import read_shape
+from flowtrain.telemetry.mfu import Peak
 from flowtrain.telemetry.run_files import RunFiles
 from flowtrain.types import EmbeddingRef, ImageMeta, Module, Phase, Role, SampleMeta, SkippedRow, Step
 
@@ -291,3 +293,17 @@ def test_both_sides_tell_how_evenly_they_are_loaded(make_ledger: Callable[..., L
     assert record["pack/imbalance"] == pytest.approx(1.0)
     assert record["pack/imbalance_measured"] == pytest.approx(1.5)
     assert record["pack/cost_error(%)"] is None
+
+
+def test_a_peak_that_is_not_known_is_told_at_the_start(
+    make_ledger: Callable[..., Ledger], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the progress line is without MFU, and nobody says why."""
+    known, unknown = Peak(1e12, "vendor: A"), Peak(None, "unknown: no dense float64 figure of B is in the table")
+    for consumers, told in (
+        ((known, unknown, unknown), "warning: MFU is left out where it needs a peak that is " + unknown.source + "\n"),
+        ((known, known, known), ""),
+    ):
+        sides = zip((Role.PRODUCER, Role.CONSUMER, Role.CONSUMER), (0, 0, 1), consumers, strict=True)
+        make_ledger().started({(role, rank): StageReport(peak) for role, rank, peak in sides}, None)
+        assert capsys.readouterr().out == told
