@@ -46,8 +46,8 @@ FIXED = {
 class Measured:
     """`runs`: figures of each run, by variant and round, of variants that have one; `reports`: of each variant's last
     run; `schedules`: by variant and round, seconds of a step by the mode's own schedule over those measured; `peaks`:
-    by variant, whose figure its peak FLOP/s is, or why it is not known. `failure`: what ended the rounds early, `where`:
-    in which run."""
+    by variant, whose figure its peak FLOP/s is, or why it is not known. `failure`: what ended the rounds early;
+    `where`: in which run."""
 
     runs: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     reports: dict[str, tuple[Report, Timeline]] = field(default_factory=dict)
@@ -83,7 +83,7 @@ def configs_of(
     for name in names:
         _refuse_fixed(f"--modes {name}: ", name.split("+")[1:], "run.dir")
         with _named(name):
-            found[name] = load_config(path, (*overrides, *common, *overrides_of(name, devices))).config
+            found[name] = load_config(path, (*overrides, *overrides_of(name, devices), *common)).config
     return found
 
 

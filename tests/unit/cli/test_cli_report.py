@@ -14,6 +14,7 @@ from traced_run import STEPS, write_run
 from flowtrain.cli.report import headline, read_report
 from flowtrain.errors import ConfigError
 
+
 def flowtrain(*words: str, stdout: int = subprocess.PIPE) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "flowtrain.cli.main", *words]
     return subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, timeout=60, check=False)

@@ -300,10 +300,10 @@ def test_a_peak_that_is_not_known_is_told_at_the_start(
 ) -> None:
     """Else the progress line is without MFU, and nobody says why."""
     known, unknown = Peak(1e12, "vendor: A"), Peak(None, "unknown: no dense float64 figure of B is in the table")
-    for consumers, told in (
+    for peaks, told in (
         ((known, unknown, unknown), "warning: MFU is left out where it needs a peak that is " + unknown.source + "\n"),
         ((known, known, known), ""),
     ):
-        sides = zip((Role.PRODUCER, Role.CONSUMER, Role.CONSUMER), (0, 0, 1), consumers, strict=True)
+        sides = zip((Role.PRODUCER, Role.CONSUMER, Role.CONSUMER), (0, 0, 1), peaks, strict=True)
         make_ledger().started({(role, rank): StageReport(peak) for role, rank, peak in sides}, None)
         assert capsys.readouterr().out == told
