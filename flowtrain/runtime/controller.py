@@ -13,7 +13,7 @@
 | last `reduce` of a step | one norm, one factor, `UpdateOrder` to every rank that trains, a `save` behind it if due |
 | last `update` (and evaluation) of a step | its record is written, then its checkpoint is completed |
 | a change of the plan is due | `Replan` carries it out, nothing of a step being in flight |
-| a signal | the step that runs ends, a checkpoint is written, nothing more is begun |
+| a signal | the step that runs ends, a checkpoint is written (`at_end`), nothing more is begun |
 
 Invariants: orders to a rank are executed in the order sent, so a `save` behind an update holds exactly that update;
 records are written in step order; a checkpoint is complete only after the record of its step.

@@ -216,7 +216,8 @@ class Ledger:
 
     def stopping(self, step: int) -> None:
         """A signal was received: say what will still be done."""
-        self.line(f"stopping after step {step}; a checkpoint is written (again: stop at once)")
+        saves = "; a checkpoint is written" if self.config.checkpoint.at_end else ""
+        self.line(f"stopping after step {step}{saves} (again: stop at once)")
         self.files.decision(step, "stop")
 
     def proposed(self, step: int, producers: int, proposal: Proposal, drift_percent: float) -> None:
