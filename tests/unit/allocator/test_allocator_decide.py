@@ -260,8 +260,9 @@ def test_packs_that_run_together_bound_pipelines_too(emoji: Path) -> None:
 
 
 def test_rows_are_assumed_as_long_as_a_row_may_be(emoji: Path, shape: ModelShape) -> None:
-    """Below `packing.max_tokens` too: none is left out, and the images are there."""
-    given = config(emoji, data={"train": emoji / "data/train.jsonl", "max_seq_len": 24})
+    """Below `packing.max_tokens` too: none is left out, the images are there, a step has packs for several ranks."""
+    step = {"step": {"samples": 2048}, "max_steps": 1}
+    given = config(emoji, data={"train": emoji / "data/train.jsonl", "max_seq_len": 24}, train=step)
     assumed = assumed_stats(24)
     problem = question_of(given, shape, None, (NodePool(HARDWARE["cpu"], 1),)).problem()
     assert [load.role for load in problem.loads] == [Role.PRODUCER, Role.CONSUMER]
