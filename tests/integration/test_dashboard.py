@@ -24,8 +24,8 @@ VALUES = """Object.fromEntries([...document.querySelectorAll('[data-chart] .keys
     (key) => [key.dataset.name, key.querySelector('data').getAttribute('value')]))"""
 EMPTY = """[...document.querySelectorAll('[data-chart]')].filter((card) => card.querySelector('.empty'))
     .map((card) => card.dataset.chart)"""
-FIRST = """document.querySelector('[data-chart=loss] .plot').card.runs[0].columns
-    .series['loss_metrics/global_avg_loss'][0][0]"""
+FIRST = """document.querySelector('[data-chart=loss] .plot')?.card?.runs?.[0]?.columns
+    .series['loss_metrics/global_avg_loss']?.[0]?.[0]"""
 
 
 @pytest.fixture
