@@ -259,30 +259,6 @@ def test_packs_that_run_together_bound_pipelines_too(emoji: Path) -> None:
     assert any(layout.vpp > 1 for layout in layouts)
 
 
-def test_rows_are_assumed_as_long_as_a_row_may_be(emoji: Path, shape: ModelShape) -> None:
-    """Below `packing.max_tokens` too: none is left out, the images are there, a step has packs for several ranks."""
-    step = {"step": {"samples": 2048}, "max_steps": 1}
-    given = config(emoji, data={"train": emoji / "data/train.jsonl", "max_seq_len": 24}, train=step)
-    assumed = assumed_stats(24)
-    problem = question_of(given, shape, None, (NodePool(HARDWARE["cpu"], 1),)).problem()
-    assert [load.role for load in problem.loads] == [Role.PRODUCER, Role.CONSUMER]
-    assert problem.loads[-1].tokens == pytest.approx(float(assumed.within(24).lengths.mean()))
-    plan = make_plan(given, shape, cores(8))
-    assert len(plan.producers.ranks) + len(plan.consumers.ranks) > 2
-
-
-def test_a_step_in_packs_has_a_pack_for_each_row_with_its_own(emoji: Path, shape: ModelShape) -> None:
-    packing = {"max_tokens": 512, "on_long_row": "own_pack"}
-    data = {"train": emoji / "data/train.jsonl", "max_seq_len": 8192}
-    given = config(emoji, packing=packing, data=data, train={"step": {"packs": 4}, "max_steps": 1})
-    stats, cluster = assumed_stats(), (NodePool(HARDWARE["cpu"], 1),)
-    rows = question_of(given, shape, stats, cluster).step_samples
-    assert rows is not None
-    packs = 4 * cluster[0].devices
-    alone = float((stats.lengths > 512).mean())
-    assert rows * alone <= packs < rows * alone * 1.5
-
-
 def test_auto_leaves_numbers_that_are_set(emoji: Path, shape: ModelShape) -> None:
     """Colocated sides are as many processes each."""
     given = config(emoji, allocation={"placement": "auto"}, producers={"num": 2})
