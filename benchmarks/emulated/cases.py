@@ -27,7 +27,7 @@ FROZEN = frozenset({Module.ENCODER, Module.PROJECTOR})
 SKIPPED, STEPS = 1, 4
 """First steps that figures leave out, and steps of a run."""
 
-PACK_SECONDS, DEVICE_SECONDS = 2.0, 0.25
+PACK_SECONDS, DEVICE_SECONDS = 1.25, 0.16
 """Least real time of a step of `flow` for each of its packs one after the other, and for each device: the time scale
 follows from it. Two cores do what the hosts of all devices would do, pack by pack and once at the end of a step; it is
 to be little beside what is waited for."""
