@@ -46,7 +46,7 @@ def port(run_dir: Path) -> Iterator[int]:
 
 
 def ask(port: int, path: str, **headers: str) -> tuple[int, str, dict[str, str]]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -114,7 +114,7 @@ def test_a_forwarded_port_is_well(port: int, host: str) -> None:
 def test_what_is_no_http_is_refused_without_a_word_on_the_terminal(
     port: int, request_: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with socket.create_connection(("127.0.0.1", port), timeout=60) as client:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as client:
         client.sendall(request_)
         assert b"400" in client.recv(100)
     assert caplog.records == []
@@ -144,9 +144,9 @@ def problem_of(port: int) -> str:
 
 
 def until(true: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 10
     while not true():
-        assert time.monotonic() < deadline, f"{what} in 60 s"
+        assert time.monotonic() < deadline, f"{what} in 10 s"
         time.sleep(0.01)
 
 
@@ -176,7 +176,7 @@ def test_beyond_loopback_a_token_is_asked_for(run_dir: Path) -> None:
 
 
 def stream(port: int) -> socket.socket:
-    client = socket.create_connection(("127.0.0.1", port), timeout=60)
+    client = socket.create_connection(("127.0.0.1", port), timeout=10)
     client.sendall(b"GET /api/events HTTP/1.1\r\nHost: localhost\r\n\r\n")
     return client
 
@@ -281,7 +281,7 @@ def test_a_server_that_dies_is_told_and_the_run_goes_on(tmp_path: Path, monkeypa
     ended = threading.Event()
     with serving([tmp_path], tell=told.append, ended=ended) as address:
         assert address
-        assert ended.wait(timeout=60)
+        assert ended.wait(timeout=10)
     (line,) = told
     assert line.startswith("warning: the dashboard has ended (OSError: [Errno 24] Too many open files)")
 
