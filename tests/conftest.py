@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,20 @@ def directories_are_sound(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
     for directory in made:
         directory.assert_invariants()
+
+
+@pytest.fixture
+def file_system(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
+    """`file_system("16m")`: a folder that has no room for more than so much; only root can make one."""
+    folder = tmp_path / "disk"
+
+    def make(size: str) -> Path:
+        folder.mkdir()
+        mounting = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
+        if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, timeout=20, check=False).returncode:
+            pytest.skip("a small file system can be mounted by root only")
+        return folder
+
+    yield make
+    if folder.is_mount():
+        subprocess.run(["umount", "-l", str(folder)], timeout=20, check=True)

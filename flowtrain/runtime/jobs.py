@@ -42,6 +42,9 @@ LOOK_SECONDS = 5.0
 AGENT_SECONDS = 20.0
 """How long a cluster may have nobody to start a job, as in the seconds after its own start."""
 
+PAUSE_SECONDS = 0.5
+"""Between two questions to a dashboard whose answer was none: not yet there, gone, or a log without news."""
+
 NO_AGENT = "No available agent"
 
 PYTHON = '"$(command -v python || command -v python3)"'
@@ -127,7 +130,7 @@ class Jobs:
                 except RuntimeError as error:  # a head node that has just started
                     if NO_AGENT not in str(error) or time.monotonic() > deadline:
                         raise
-                time.sleep(1.0)
+                time.sleep(PAUSE_SECONDS)
 
     def job(self, job_id: str) -> Job:
         with self._told(job_id):
@@ -178,7 +181,7 @@ class Jobs:
                 if time.monotonic() - heard > LOST_SECONDS:
                     raise self._lost(job_id, found) from found
                 yield ""
-                time.sleep(0.5)
+                time.sleep(PAUSE_SECONDS)
             heard = time.monotonic()
             if not at:  # no stream
                 log = self._log(job_id)
@@ -187,7 +190,7 @@ class Jobs:
             if found.over:
                 return
             if not at:
-                time.sleep(0.5)
+                time.sleep(PAUSE_SECONDS)
 
     def _tail(self, job_id: str) -> Iterator[str]:
         """One connection, until either side ends it; an empty piece where nothing comes for half a second."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -207,15 +206,8 @@ def test_refused_at_once(tmp_path: Path, overrides: tuple[str, ...], code: int, 
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 16 MiB."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounting = ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", str(folder)]
-    if os.geteuid() != 0 or subprocess.run(mounting, capture_output=True, timeout=20, check=False).returncode:
-        pytest.skip("a small file system can be mounted by root only")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], timeout=20, check=True)
+def small_disk(file_system: Callable[[str], Path]) -> Path:
+    return file_system("16m")
 
 
 def test_a_full_disk_at_a_save(small_disk: Path) -> None:
