@@ -31,10 +31,12 @@ train:
   freeze: [{freeze}]
 producers: {{num: 1, threads: 1}}
 consumers: {{num: 1, threads: 1}}
-pool: {{bytes: 64MiB}}
+pool: {{bytes: 64MiB, prefill: {prefill}}}
 packing: {{max_tokens: 768, lookahead: 1}}
 """
 
+STEP_PACKS = 12
+"""About as many as the rows of a step fill: the reserve that a run with a frozen encoder begins with."""
 ATTENTION_WEIGHTS = 4
 """Of a layer, by the square of its width: query, key, value, output."""
 MLP_MULTIPLE = 8
@@ -84,7 +86,9 @@ def make_job(name: str, out: Path, vision_layers: float | None = None) -> Path:
     make_model(of_depth(job.size, vision_layers or job.size.vision_layers), folder / "model")
     path = folder / f"{name}.yaml"
     rows = EXAMPLES / "emoji/data/train.jsonl"
-    path.write_text(CONFIG.format(name=name, rows=rows, freeze=", ".join(job.freeze)), encoding="utf-8")
+    prefill = STEP_PACKS if "encoder" in job.freeze else 0
+    text = CONFIG.format(name=name, rows=rows, freeze=", ".join(job.freeze), prefill=prefill)
+    path.write_text(text, encoding="utf-8")
     return path
 
 

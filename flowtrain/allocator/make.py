@@ -108,6 +108,15 @@ def plan_warnings(config: Config, plan: Plan, inventory: Inventory) -> list[str]
             f"allocation.replan is {config.allocation.replan} and a colocated run has no producers of its own that "
             f"could come or go: it does nothing here (allocation.replan: off silences this)"
         )
+    if (
+        config.cluster.address not in (None, "auto")
+        and plan.placement == "colocated"
+        and len(plan.consumers.ranks) == 1
+    ):
+        found.append(
+            f"one colocated rank is this process itself: cluster.address {config.cluster.address} is not joined "
+            f"(`http://HEAD:8265` would submit it as a job)"
+        )
     modules = (("producers", config.producers, plan.producers), ("consumers", config.consumers, plan.consumers))
     for name, side, module in modules:
         if inventory.gpus and side.device == "auto" and module.ranks[0].device == "cpu":

@@ -91,7 +91,7 @@ def _jobs(address: str | None) -> Jobs:
 
 
 def _line(job: Job) -> tuple[str, ...]:
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job.started)) if job.started else ""
+    started = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(job.started)) if job.started else ""
     seconds = (job.ended or time.time()) - job.started if job.started else 0.0
     run_dir = (job.metadata or {}).get("flowtrain_run_dir", "")
     return job.id, job.status, "" if job.code is None else str(job.code), started, f"{seconds:.0f} s", run_dir

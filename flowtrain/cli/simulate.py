@@ -239,6 +239,7 @@ def _subject(
     if config is not None:
         options = replace(
             options,
+            prefill=config.pool.prefill,
             packing=config.packing,
             step=config.train.step if config.train.step.packs else None,
             max_seq_len=config.data.max_seq_len,

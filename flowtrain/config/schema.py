@@ -8,22 +8,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
+from flowtrain.config.debug import DebugConfig
 from flowtrain.config.modes import MODES, ExchangeName, ModeName, Placement
+from flowtrain.config.section import Decay, Fraction, NonNegative, Positive, Section
 from flowtrain.config.units import ByteSize, ReadPath
 from flowtrain.plan import Layout, layout_of
 from flowtrain.types import Cut, Module, Role
 
 ModuleName = Literal["encoder", "projector", "backbone"]
-Positive = Annotated[int, Field(gt=0)]
-NonNegative = Annotated[int, Field(ge=0)]
-Fraction = Annotated[float, Field(ge=0, le=1)]
-Decay = Annotated[float, Field(ge=0, lt=1)]
-
-
-class Section(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class RunConfig(Section):
@@ -169,6 +163,9 @@ class PoolConfig(Section):
         description="What both sides wait for: `pool` only room, `barrier_pipeline` encodes one slot ahead, "
         "`barrier_step` one side at a time; null: the mode's.",
     )
+    prefill: NonNegative = Field(
+        0, description="Packs per consumer that are ready before the first one runs; with a frozen encoder only."
+    )
     huge_pages: Literal["auto", "off", "explicit"] = Field(
         "auto", description="`auto`: transparent where allowed; `explicit`: of those reserved by vm.nr_hugepages."
     )
@@ -267,35 +264,6 @@ class ClusterConfig(Section):
     temp_dir: Path | None = Field(None, description="Ray's folder for logs and sockets; null: Ray's default.")
 
 
-Fault = Literal[
-    "encoder_gradient_doubled",
-    "encoder_gradient_divided_by_producers",
-    "denominator_plus_one",
-    "denominator_minus_one",
-    "image_gradient_dropped",
-    "images_swapped",
-    "module_not_clipped",
-    "sample_sees_neighbour",
-    "stale_encoder",
-    "text_only_step_decays_encoder",
-]
-
-
-class DelayConfig(Section):
-    producer_unit_ms: dict[int, Annotated[float, Field(ge=0)]] = Field(
-        default_factory=dict, description="Sleep of a producer rank before each unit."
-    )
-    consumer_pack_ms: dict[int, Annotated[float, Field(ge=0)]] = Field(
-        default_factory=dict, description="Sleep of a consumer rank before each pack."
-    )
-
-
-class DebugConfig(Section):
-    delays: DelayConfig = DelayConfig()
-    pool_journal: bool = Field(False, description="Write every reservation and release to RUN_DIR/pool.csv.")
-    faults: tuple[Fault, ...] = Field((), description="Faults planted on purpose, to prove that `verify` sees them.")
-
-
 class Config(Section):
     """One run. `mode` is a row of `flowtrain.config.modes`; each of its values can be overridden."""
 
@@ -386,6 +354,10 @@ class Config(Section):
                 )
         elif self.pool.transport == "local":
             raise ValueError("`pool.transport` local is for one process (colocated): use auto or shm")
+        if self.pool.prefill and self.trainable_encoder:
+            raise ValueError(
+                "`pool.prefill` is for a frozen encoder: features of the next step wait for this one's update"
+            )
         if self.packing.on_long_row == "own_pack" and self.data.max_seq_len is None:
             raise ValueError("`packing.on_long_row` own_pack needs `data.max_seq_len`, the longest row memory holds")
         for name, side in (("producers", self.producers), ("consumers", self.consumers)):

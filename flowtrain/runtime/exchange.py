@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from flowtrain.errors import PlanError
 
@@ -24,11 +24,14 @@ class Exchange:
         within_step: nothing of a step is encoded while the one before is not done.
         slots_ahead: slots that may be encoded beyond the first one that is not done; None: all.
         whole_steps: one side at a time: encode the step, run its packs, return its gradients.
+        prefill: packs per consumer that are there before the first one of a run: a reserve against uneven rows, which
+            would grow only as fast as the sides' loads differ.
     """
 
     within_step: bool = False
     slots_ahead: int | None = None
     whole_steps: bool = False
+    prefill: int = 0
 
 
 def check_room(step: int, sizes: Sequence[int], room: int) -> None:
@@ -51,3 +54,9 @@ EXCHANGES: Mapping[str, Exchange] = {
 
 COLOCATED = Exchange(within_step=True)
 """Of ranks whose sides take turns: what they encoded ahead of a step would be work taken from it, kept in the pool."""
+
+
+def exchange_of(name: str, *, colocated: bool, prefill: int) -> Exchange:
+    """Rules of a run. `prefill` takes effect where encoders run ahead of a step."""
+    exchange = COLOCATED if colocated else EXCHANGES[name]
+    return exchange if exchange.within_step else replace(exchange, prefill=prefill)

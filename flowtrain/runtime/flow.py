@@ -7,8 +7,8 @@
 | waits | for | woken by |
 |---|---|---|
 | a round | room; the update before it (trainable encoder); the exchange | `trained`, `returned`, `update_sent` |
-| a pack | all its units; the packs of its rank before it | `encoded` |
-| a backward | the packs that use the round's units; the rounds before it in that group | `trained` |
+| a pack | all its units; the packs of its rank before it; the first: a reserve, or all that there is | `encoded` |
+| a backward | the packs that use the units, of a group all of the slot; the rounds before it there | `trained` |
 | a reduce | all orders of the step to that rank being sent | any of the above |
 | everything of a held step | another number of producers (`hold`, `drained`, `resize`) | `resize` |
 
@@ -38,13 +38,10 @@ from flowtrain.messages import (
 from flowtrain.pool.block import block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.exchange import EXCHANGES, Exchange, check_room
-from flowtrain.runtime.flow_producers import DEPTH, Producers
+from flowtrain.runtime.flow_producers import DEPTH, READY_AHEAD, Producers
 from flowtrain.runtime.flow_state import PackState, StepKey, StepState, Woken, expired_text, waiting_text
 from flowtrain.runtime.rounds import Round, RoundQueue, ranks_of, rounds_of
 from flowtrain.types import Phase, Role, SampleMeta, SkippedRow, Step, UnitId
-
-READY_AHEAD = 2
-"""Packs ready per consumer rank beyond which a producer prefers returning gradients to encoding more."""
 
 Order = EncodeOrder | PackOrder | BackwardOrder | ReduceOrder
 
@@ -79,7 +76,8 @@ class Flow:
         self._held_from: int | None = None
         self._steps: dict[StepKey, StepState] = {}
         self._rounds, self._woken = RoundQueue(), Woken()
-        self._num_ready = 0
+        self._num_ready, self._reserve = 0, exchange.prefill * num_consumers
+        self._filling = self._reserve > 0 and not trainable_encoder
         self._packs: list[deque[PackState]] = [deque() for _ in range(num_consumers)]
         self._pack_of_unit: dict[UnitId, PackState] = {}
         self._pack_in_flight: dict[tuple[StepKey, int, int], PackState] = {}
@@ -130,6 +128,8 @@ class Flow:
         step.pack_done(answer.slot)
         self._num_ready -= 1
         self._woken.packs.add(answer.rank)
+        if self.shards > 1 and not step.slots_left[answer.slot]:
+            self._woken.returns.update(self.producers.groups)
         if not step.packs_left:
             self._wake_all()
         returning = self._returns_gradients(key)
@@ -199,8 +199,7 @@ class Flow:
     @property
     def first_unbegun(self) -> int:
         """The first train step of which nothing has been sent, nor of any behind it."""
-        begun = (index for (_, index), state in self._steps.items() if state.begun)
-        return 1 + max((self.version, *begun))
+        return 1 + max((self.version, *(index for (_, index), state in self._steps.items() if state.begun)))
 
     @property
     def drained(self) -> bool:
@@ -224,6 +223,11 @@ class Flow:
 
     def orders(self) -> Iterator[tuple[Role, int, Order]]:
         """Everything that may be sent now, in the order in which to send it."""
+        if self._filling:
+            yield from self._encode_orders()
+            self._filling = not self._steps or (self._num_ready < self._reserve and not self.producers.idle)
+            if self._filling:
+                return
         yield from self._pack_orders()
         yield from self._backward_orders()
         yield from self._encode_orders()
@@ -310,8 +314,7 @@ class Flow:
             return
         state = self._steps[key]
         for role in (Role.CONSUMER, Role.PRODUCER):
-            waits = state.packs_left and (role is Role.PRODUCER or self.colocated)
-            if waits or role not in self.reduced_roles:
+            if role not in self.reduced_roles or (state.packs_left and (role is Role.PRODUCER or self.colocated)):
                 continue
             woken, self._woken.reduces[role] = self._woken.reduces[role], set()
             for rank in sorted(woken):
@@ -359,17 +362,18 @@ class Flow:
 
     def _waits_for_backbone(self, round_: Round) -> bool:
         """The round waits: the exchange lets no encoder run so far ahead of the packs."""
-        key = round_.key
+        key, ahead = round_.key, self.exchange.slots_ahead
         if not self.exchange.within_step:
             return False
         if key != next(iter(self._steps)) or not self._may_run(key):
             return True
-        ahead, first = self.exchange.slots_ahead, self._steps[key].first_open_slot
+        first = self._steps[key].first_open_slot
         return ahead is not None and round_.units[0].id.slot >= first + ahead + self.packs_held
 
     def _waits_to_return(self, unit: UnitId) -> bool:
-        """Gradients of the step wait until all its packs are done."""
-        return self.exchange.whole_steps and self._steps[self._pack_of_unit[unit].key].packs_left > 0
+        """Gradients wait until all packs of the step are done; those of a group, which meets at calls, of the slot."""
+        step = self._steps[self._pack_of_unit[unit].key]
+        return step.packs_left > 0 if self.exchange.whole_steps else self.shards > 1 and step.slots_left[unit.slot] > 0
 
     def _is_held(self, key: StepKey) -> bool:
         return self._held_from is not None and key[1] >= self._held_from
@@ -391,7 +395,6 @@ class Flow:
         """Who waits for whom, for the message of a time-out."""
         oldest = self._rounds.oldest()
         unsent = None if oldest is None else (oldest.key, oldest.units[0], self._may_encode(oldest.key))
-        heads = [packs[0] if packs else None for packs in self._packs]
         encodes, backwards = self.producers.encodes_in_flight, self.producers.backwards_in_flight
         in_flight = {"producer": encodes, "producer (backward)": backwards, "consumer": self._packs_in_flight}
-        return waiting_text(unsent, heads, self._owner, in_flight)
+        return waiting_text(unsent, [packs[0] if packs else None for packs in self._packs], self._owner, in_flight)

@@ -14,6 +14,9 @@ from flowtrain.types import Address, UnitId
 DEPTH = 2
 """Orders in flight to one rank: one running and one waiting hides the round trip of a call."""
 
+READY_AHEAD = 2
+"""Packs ready per consumer rank beyond which a producer prefers returning gradients to encoding more."""
+
 
 class Producers:
     """`owners`: the pool's owner id of each producer; `shards`: producers of a group."""

@@ -43,7 +43,7 @@ from flowtrain.runtime.controller import Controller
 from flowtrain.runtime.controller_trace import ControllerTrace
 from flowtrain.runtime.decisions import Costs, ReplayLog
 from flowtrain.runtime.device_watch import DeviceWatch
-from flowtrain.runtime.exchange import COLOCATED, EXCHANGES
+from flowtrain.runtime.exchange import exchange_of
 from flowtrain.runtime.executor import Executor
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.inputs import (
@@ -257,6 +257,7 @@ def _controller(
     producers = plan.producers.leading
     owners = producer_owners(plan)
     journal = ledger.files.pool_event if config.debug.pool_journal else None
+    colocated = plan.placement == "colocated"
     flow = Flow(
         Directory({owner: rank.segment_bytes for owner, rank in zip(owners, producers, strict=True)}, journal),
         num_producers=len(producers),
@@ -265,10 +266,10 @@ def _controller(
         packs_held=plan.consumers.layout.packs_held,
         num_consumers=plan.consumers.layout.dp_degree,
         trainable_encoder=config.trainable_encoder,
-        exchange=COLOCATED if plan.placement == "colocated" else EXCHANGES[config.exchange],
+        exchange=exchange_of(config.exchange, colocated=colocated, prefill=config.pool.prefill),
         reduced_roles=inputs.reduced_roles,
         payload_bytes=inputs.sample_bytes,
-        colocated=plan.placement == "colocated",
+        colocated=colocated,
         version=inputs.first_step,
     )
     return Controller(

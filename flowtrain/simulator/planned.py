@@ -44,6 +44,7 @@ class Options:
     """
 
     exchange: str = "pool"
+    prefill: int = 0
     composition: str = "dynamic"
     packing: PackingConfig = field(default_factory=PackingConfig)
     step: StepSize | None = None
@@ -156,6 +157,7 @@ def planned(question: Question, job: Job, choices: Sequence[Choice], options: Op
         consumers=consumers,
         colocated=colocated,
         exchange=options.exchange,
+        prefill=options.prefill,
         num_devices=sum(count for count, _ in devices),
         segment_bytes=segment,
         payload_bytes=lambda sample: size(sample.vision_tokens, sample.patches),

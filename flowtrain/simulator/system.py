@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from flowtrain.plan import Layout
-from flowtrain.runtime.exchange import EXCHANGES, Exchange
+from flowtrain.runtime.exchange import EXCHANGES, Exchange, exchange_of
 from flowtrain.simulator.shared_cores import Cores
 from flowtrain.types import Role, SampleMeta
 
@@ -75,6 +75,7 @@ class System:
         consumers: Layout,
         colocated: bool,
         exchange: str,
+        prefill: int = 0,
         num_devices: int,
         segment_bytes: int,
         payload_bytes: Callable[[SampleMeta], int],
@@ -94,7 +95,7 @@ class System:
             payload_bytes=payload_bytes,
             trainable_encoder=trainable_encoder,
             reduced_roles=reduced_roles,
-            exchange=EXCHANGES[exchange],
+            exchange=exchange_of(exchange, colocated=colocated, prefill=prefill),
             consumer_group=consumers.dp_shard,
             producer_group=producers.dp_shard,
             colocated=colocated,
@@ -114,6 +115,7 @@ class System:
             consumers=plan.consumers.layout,
             colocated=plan.placement == "colocated",
             exchange=config.exchange,
+            prefill=config.pool.prefill,
             num_devices=num_devices,
             segment_bytes=min(rank.segment_bytes for rank in plan.producers.leading),
             payload_bytes=inputs.sample_bytes,

@@ -31,6 +31,7 @@ class Scenario:
         exchange: what both sides wait for beside data and room.
         colocated: a rank's packs are encoded by the producer of its process.
         held: packs that a consumer needs before its oldest is done.
+        prefill: packs per consumer that are to be ready before the first runs.
     """
 
     num_producers: int
@@ -48,6 +49,7 @@ class Scenario:
     exchange: str = "pool"
     colocated: bool = False
     held: int = 1
+    prefill: int = 0
 
 
 @st.composite
@@ -76,6 +78,7 @@ def scenarios(draw: st.DrawFn, most_shards: int = 3) -> Scenario:
         seed=draw(st.integers(0, 2**32)),
         exchange=draw(st.sampled_from(sorted(EXCHANGES))),
         held=draw(st.sampled_from([1, 1, 2, 4])),
+        prefill=draw(st.sampled_from([0, 0, 1, 3])),
     )
 
 

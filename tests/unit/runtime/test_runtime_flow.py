@@ -23,7 +23,7 @@ from flowtrain.pool.address import owner_of
 from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
 from flowtrain.pool.space import OwnerSpace
-from flowtrain.runtime.exchange import EXCHANGES
+from flowtrain.runtime.exchange import exchange_of
 from flowtrain.runtime.flow import Flow
 from flowtrain.runtime.flow_producers import DEPTH
 from flowtrain.types import Address, Phase, Role, Step, UnitId
@@ -57,7 +57,7 @@ class Run:
             trainable_encoder=scenario.trainable,
             reduced_roles=scenario.reduced_roles,
             payload_bytes=payload_of,
-            exchange=EXCHANGES[scenario.exchange],
+            exchange=exchange_of(scenario.exchange, colocated=False, prefill=scenario.prefill),
             shards=scenario.shards,
             colocated=scenario.colocated,
             packs_held=scenario.held,
@@ -122,6 +122,7 @@ class Run:
                 assert order.version == self.flow.version
                 assert self.flow.version >= unit.id.step - (unit.id.phase is Phase.TRAIN), "made with old parameters"
         if isinstance(order, PackOrder):
+            self._check_reserve()
             assert self.flow.version >= order.step - (order.phase is Phase.TRAIN), "a pack before the update it needs"
             assert order.return_gradients == (self.scenario.trainable and order.phase is Phase.TRAIN)
             assert self.flow.begun((order.phase, order.step))
@@ -130,6 +131,15 @@ class Run:
             left = [p for p in packs if (Phase.TRAIN, order.step, p.slot, p.rank) not in self.trained]
             assert not left, "a process waits for the sums of others while it has packs to run"
         self._check_exchange(order)
+
+    def _check_reserve(self) -> None:
+        """The first pack of a frozen encoder's run finds a reserve, or producers that can do no more."""
+        sent = [type(order) for _, _, order in self.sent]
+        if self.scenario.exchange == "pool" and not self.scenario.trainable and PackOrder not in sent:
+            packs = [pack for step in self.open for pack in step.packs]
+            ready = sum(all(unit.id in self.encoded for unit in pack.units) for pack in packs)
+            enough = ready >= self.scenario.prefill * self.scenario.num_consumers
+            assert enough or sent.count(EncodeOrder) == len(self.encoded), "a consumer began without the reserve"
 
     def _check_exchange(self, order: Any) -> None:
         """What may overlap, by the answers that have come."""
@@ -272,6 +282,29 @@ def test_a_frozen_encoder_runs_ahead_as_far_as_the_pool_goes() -> None:
     assert "consumer 0 waits for units not yet sent to a producer; in flight: consumer 0" in waiting
     tight.run()
     check(tight)
+
+
+@pytest.mark.parametrize(
+    ("changes", "encoded"),
+    [
+        ({"prefill": 3}, 3),
+        ({"prefill": 50}, 6),  # all that there is
+        ({"prefill": 3, "slack": 0}, 2),  # all that the pool has room for
+        ({"prefill": 3, "exchange": "barrier_pipeline"}, 1),
+        ({"prefill": 3, "trainable": True}, 1),
+        ({"prefill": 4, "sizes": [[[[]], [[[8]]]]] * 3}, 1),  # packs of text are ready
+    ],
+)
+def test_the_first_pack_waits_for_a_reserve(changes: dict[str, Any], encoded: int) -> None:
+    run = Run(plain(**{"slack": 100, **changes}))
+    run._compose_and_send()
+    while not any(isinstance(order, PackOrder) for _, _, order in run.sent):
+        run._work((Role.PRODUCER, 0))
+        run._take(run.answers[Role.PRODUCER, 0].popleft())
+        run._compose_and_send()
+    assert len(run.encoded) == encoded
+    run.run()
+    check(run)
 
 
 def test_a_trainable_encoder_waits_for_the_update() -> None:

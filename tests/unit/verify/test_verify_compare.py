@@ -11,7 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flowtrain.config.schema import Fault
+from flowtrain.config.debug import Fault
 from flowtrain.types import Module
 from flowtrain.verify.compare import LIMITS, Check, Quantity, compare_step
 from flowtrain.verify.record import StepRecord
