@@ -96,6 +96,11 @@ class ChangingRun(Run):
         self.flow.resize(range(self.after))
         self.changed = True
 
+    def _check_reserve(self) -> None:
+        """Where a step is held, producers have nothing to do until the packs before it have run."""
+        if not self.held:
+            super()._check_reserve()
+
     def _check(self, role: Role, rank: int, order: Any) -> None:
         super()._check(role, rank, order)
         step = order.unit.id.step if isinstance(order, EncodeOrder) else getattr(order, "step", 0)
