@@ -142,3 +142,8 @@ class Plan:
     cpus: int
     pool_bytes: int
     spare: tuple[RankPlan, ...] = ()
+
+    @property
+    def in_driver(self) -> bool:
+        """Whether one colocated rank is all there is: the driver itself."""
+        return self.placement == "colocated" and len(self.consumers.ranks) == 1

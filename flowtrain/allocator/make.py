@@ -108,11 +108,7 @@ def plan_warnings(config: Config, plan: Plan, inventory: Inventory) -> list[str]
             f"allocation.replan is {config.allocation.replan} and a colocated run has no producers of its own that "
             f"could come or go: it does nothing here (allocation.replan: off silences this)"
         )
-    if (
-        config.cluster.address not in (None, "auto")
-        and plan.placement == "colocated"
-        and len(plan.consumers.ranks) == 1
-    ):
+    if plan.in_driver and config.cluster.address not in (None, "auto"):
         found.append(
             f"one colocated rank is this process itself: cluster.address {config.cluster.address} is not joined "
             f"(`http://HEAD:8265` would submit it as a job)"

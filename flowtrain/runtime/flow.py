@@ -76,8 +76,7 @@ class Flow:
         self._held_from: int | None = None
         self._steps: dict[StepKey, StepState] = {}
         self._rounds, self._woken = RoundQueue(), Woken()
-        self._num_ready, self._reserve = 0, exchange.prefill * num_consumers
-        self._filling = self._reserve > 0 and not trainable_encoder
+        self._num_ready, self._reserve = 0, 0 if trainable_encoder else exchange.prefill * num_consumers
         self._packs: list[deque[PackState]] = [deque() for _ in range(num_consumers)]
         self._pack_of_unit: dict[UnitId, PackState] = {}
         self._pack_in_flight: dict[tuple[StepKey, int, int], PackState] = {}
@@ -223,11 +222,11 @@ class Flow:
 
     def orders(self) -> Iterator[tuple[Role, int, Order]]:
         """Everything that may be sent now, in the order in which to send it."""
-        if self._filling:
+        if self._reserve:
             yield from self._encode_orders()
-            self._filling = not self._steps or (self._num_ready < self._reserve and not self.producers.idle)
-            if self._filling:
+            if not self._steps or (self._num_ready < self._reserve and not self.producers.idle):
                 return
+            self._reserve = 0
         yield from self._pack_orders()
         yield from self._backward_orders()
         yield from self._encode_orders()
@@ -362,18 +361,19 @@ class Flow:
 
     def _waits_for_backbone(self, round_: Round) -> bool:
         """The round waits: the exchange lets no encoder run so far ahead of the packs."""
-        key, ahead = round_.key, self.exchange.slots_ahead
+        key = round_.key
         if not self.exchange.within_step:
             return False
         if key != next(iter(self._steps)) or not self._may_run(key):
             return True
-        first = self._steps[key].first_open_slot
+        ahead, first = self.exchange.slots_ahead, self._steps[key].first_open_slot
         return ahead is not None and round_.units[0].id.slot >= first + ahead + self.packs_held
 
     def _waits_to_return(self, unit: UnitId) -> bool:
         """Gradients wait until all packs of the step are done; those of a group, which meets at calls, of the slot."""
-        step = self._steps[self._pack_of_unit[unit].key]
-        return step.packs_left > 0 if self.exchange.whole_steps else self.shards > 1 and step.slots_left[unit.slot] > 0
+        if self.exchange.whole_steps:
+            return self._steps[unit.phase, unit.step].packs_left > 0
+        return self.shards > 1 and self._steps[unit.phase, unit.step].slots_left[unit.slot] > 0
 
     def _is_held(self, key: StepKey) -> bool:
         return self._held_from is not None and key[1] >= self._held_from

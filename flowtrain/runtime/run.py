@@ -317,8 +317,7 @@ def _joined(config: Config, stop: StopRequest, stack: ExitStack) -> Cluster | No
 
 def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: StopRequest, stack: ExitStack) -> Executor:
     """Stages in this process (one colocated rank), or in Ray actors, in the cluster joined or on a node of our own."""
-    colocated = plan.placement == "colocated"
-    if colocated and len(plan.consumers.ranks) == 1:
+    if plan.in_driver:
         local = LocalExecutor()
         stack.callback(local.close)
         return local
@@ -329,6 +328,7 @@ def make_executor(config: Config, plan: Plan, cluster: Cluster | None, stop: Sto
     stack.enter_context(rare_collection())
     if cluster is None:
         cluster = stack.enter_context(Cluster(config.cluster))
+    colocated = plan.placement == "colocated"
     processes = [rank for rank in all_ranks(plan) if not (colocated and rank.role is Role.CONSUMER)]
     named = [*processes, *plan.spare]
     with stop.held():

@@ -37,6 +37,7 @@ class Options:
     """What a plan leaves open: axes of the mode, rules of packs, the pool, checkpoints, the controller.
 
     Attributes:
+        prefill: `pool.prefill` of a config.
         packing: of a config, or its defaults; a pack has the tokens that the plan says.
         step: of a config, where it is given in packs; None: the samples that the plan is for.
         max_seq_len, max_unit_patches: `data.max_seq_len` and `producers.max_unit_patches` of a config; None: those of

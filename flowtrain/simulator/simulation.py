@@ -26,7 +26,6 @@ from flowtrain.errors import PlanError
 from flowtrain.messages import BackwardOrder, EncodeOrder, PackOrder, PackTrained, UnitEncoded, UnitsReturned
 from flowtrain.pool.directory import Directory
 from flowtrain.runtime.ahead import may_compose
-from flowtrain.runtime.exchange import COLOCATED
 from flowtrain.runtime.flow import Flow, Order
 from flowtrain.simulator.devices import Devices, Span
 from flowtrain.simulator.disturbances import Chance, Disturbances
@@ -357,7 +356,7 @@ class Simulation:
             num_consumers=system.num_consumers,
             trainable_encoder=system.trainable_encoder,
             reduced_roles=system.reduced_roles,
-            exchange=COLOCATED if system.colocated else system.exchange,
+            exchange=system.exchange,
             payload_bytes=system.payload_bytes,
             version=version,
             shards=system.producer_group,

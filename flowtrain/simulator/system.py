@@ -36,7 +36,7 @@ class System:
         producer_group: producers that encode together.
         trainable_encoder: gradients go back to the producers.
         reduced_roles: sides on which something trains.
-        colocated: producer and consumer of a rank take turns on the same devices, whatever `exchange` says.
+        colocated: producer and consumer of a rank take turns on the same devices.
         packs_held: packs that a consumer has at hand before its oldest is done (`Layout.packs_held`).
         segment_bytes: of the pool, of each producer.
         payload_bytes: of a sample's features.
@@ -66,6 +66,7 @@ class System:
         assert self.num_consumers % self.consumer_group == 0, self
         assert self.num_producers % self.producer_group == 0, self
         assert not self.colocated or self.num_producers == self.num_consumers, self
+        assert not self.colocated or self.exchange.within_step, self
 
     @classmethod
     def of(

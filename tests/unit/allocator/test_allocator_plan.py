@@ -86,6 +86,18 @@ def test_a_replan_that_cannot_be_is_told(emoji: Path, shape: ModelShape) -> None
     assert [line for line in warnings if line.startswith("allocation.replan is auto and a colocated run")]
 
 
+@pytest.mark.parametrize(
+    ("address", "ranks", "told"), [("10.0.0.1:6379", 1, 1), ("auto", 1, 0), ("10.0.0.1:6379", 2, 0)]
+)
+def test_a_cluster_that_one_process_does_not_join_is_told(
+    emoji: Path, shape: ModelShape, address: str, ranks: int, told: int
+) -> None:
+    sides = {name: {"num": ranks, "threads": 1} for name in ("producers", "consumers")}
+    alone = config(emoji, mode="monolithic", cluster={"address": address}, **sides)
+    warnings = plan_warnings(alone, make_plan(alone, shape, TWO_CORES), TWO_CORES)
+    assert len([line for line in warnings if f"cluster.address {address} is not joined" in line]) == told
+
+
 def test_devices(emoji: Path, shape: ModelShape) -> None:
     def devices(gpus: int, **sections: Any) -> tuple[str, str]:
         plan = make_plan(config(emoji, **sections), shape, Inventory(8, gpus, 8 * GIB, GIB))

@@ -98,6 +98,7 @@ def test_a_small_config_has_defaults_and_absolute_paths(write: Write, tmp_path: 
             ":3:9: train.eval_every: `train.eval_every` asks for evaluation losses: give `data.eval`",
         ),
         ("mode: monolithic\nproducers: {num: 2}", ":4:13: producers.num: `producers.num` and `consumers.num`"),
+        ("pool: {prefill: 2}", "`pool.prefill` is for a frozen encoder"),
         ("pool: {transport: local}", ":3:8: pool.transport: `pool.transport` local is for one process"),
         ("run: {dir: ''}", ":3:7: run.dir: a path must not be empty"),
         (

@@ -18,7 +18,15 @@ from flow_stages import Consumer, Producer, UpdateSent
 from hypothesis import given, settings
 
 from flowtrain.errors import PlanError
-from flowtrain.messages import EncodeOrder, PackOrder, PackTrained, ReduceOrder, UnitEncoded, UnitsReturned
+from flowtrain.messages import (
+    BackwardOrder,
+    EncodeOrder,
+    PackOrder,
+    PackTrained,
+    ReduceOrder,
+    UnitEncoded,
+    UnitsReturned,
+)
 from flowtrain.pool.address import owner_of
 from flowtrain.pool.block import HEADER_BYTES, block_bytes
 from flowtrain.pool.directory import Directory
@@ -126,11 +134,22 @@ class Run:
             assert self.flow.version >= order.step - (order.phase is Phase.TRAIN), "a pack before the update it needs"
             assert order.return_gradients == (self.scenario.trainable and order.phase is Phase.TRAIN)
             assert self.flow.begun((order.phase, order.step))
+        if isinstance(order, BackwardOrder) and self.scenario.shards > 1:
+            self._check_whole_slots(rank, order)
         if isinstance(order, ReduceOrder) and self.scenario.colocated:
             packs = next(step.packs for step in self.open if (step.phase, step.index) == (Phase.TRAIN, order.step))
             left = [p for p in packs if (Phase.TRAIN, order.step, p.slot, p.rank) not in self.trained]
             assert not left, "a process waits for the sums of others while it has packs to run"
         self._check_exchange(order)
+
+    def _check_whole_slots(self, rank: int, order: BackwardOrder) -> None:
+        """Producers that meet at each call return all of a slot at once, when its last pack is done."""
+        slots = {(unit.phase, unit.step, unit.slot) for unit in order.units}
+        packs = [p for step in self.open for p in step.packs if (step.phase, step.index, p.slot) in slots]
+        done = {(phase, step, slot, p.rank) for phase, step, slot in slots for p in packs if p.slot == slot}
+        assert done <= self.trained, "a gradient goes back while packs of its slot are to run"
+        own = {unit.id for p in packs for unit in p.units if unit.producer == rank}
+        assert own == set(order.units), "gradients of a slot go back in pieces"
 
     def _check_reserve(self) -> None:
         """The first pack of a frozen encoder's run finds a reserve, or producers that can do no more."""

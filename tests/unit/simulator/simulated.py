@@ -9,7 +9,7 @@ from typing import Any
 from flowtrain.packing import CompositionSpec, CostModel
 from flowtrain.packing.trace import composed_steps
 from flowtrain.pool.block import block_bytes
-from flowtrain.runtime.exchange import EXCHANGES
+from flowtrain.runtime.exchange import exchange_of
 from flowtrain.simulator import Control, Disturbances, Simulation, System
 from flowtrain.simulator.simulation import Shown
 from flowtrain.simulator.timing import StepSeconds
@@ -86,6 +86,7 @@ def simulation(
     consumers: int = 1,
     trainable: bool = True,
     exchange: str = "pool",
+    prefill: int = 0,
     blocks: float = 1000,
     disturbances: Disturbances | None = None,
     shown: Shown | None = None,
@@ -102,7 +103,7 @@ def simulation(
             payload_bytes=payload_bytes,
             trainable_encoder=trainable,
             reduced_roles=sides,
-            exchange=EXCHANGES[exchange],
+            exchange=exchange_of(exchange, colocated=system.get("colocated", False), prefill=prefill),
             **{"control": AT_ONCE, **system},
         ),
         timing,

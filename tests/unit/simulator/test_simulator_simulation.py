@@ -89,6 +89,13 @@ def test_a_small_pool_holds_producers_up_and_a_large_one_lets_them_run_ahead() -
     assert small.figures()["starvation_percent"] < 1.0
 
 
+def test_a_reserve_is_there_before_the_first_pack() -> None:
+    timing = Even(encode=1.0, pack=1.0)
+    plain, filled = (simulation(timing, trainable=False, prefill=prefill).run(4) for prefill in (0, 3))
+    assert [step.end for step in plain.steps] == pytest.approx([1 + 4 * n for n in (1, 2, 3, 4)])
+    assert [step.end for step in filled.steps] == pytest.approx([3 + 4 * n for n in (1, 2, 3, 4)])
+
+
 def test_a_pool_without_room_for_a_step_is_refused_under_barrier_step() -> None:
     with pytest.raises(PlanError, match="barrier_step keeps all features of a step"):
         simulation(Even(), exchange="barrier_step", blocks=3).run(2)
