@@ -19,8 +19,8 @@ from flowtrain.errors import EXIT_DONE, LostProcessError
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """A run whose device is killed, and the one that goes on; `libraries`: what processes of devices had mapped, by
-    pid."""
+    """A run whose device is killed, and the one that goes on; `libraries`: all that processes of devices ever had
+    mapped, by pid."""
 
     bench: Bench
     found: dict[str, Any]
@@ -36,7 +36,8 @@ def watched(libraries: dict[int, str]) -> Iterator[None]:
         while not ended.wait(0.5):
             for pid in faults.device_processes():
                 maps = Path(f"/proc/{pid}/maps")
-                libraries[pid] = maps.read_text(encoding="utf-8") if maps.exists() else ""
+                seen = maps.read_text(encoding="utf-8") if maps.exists() else ""
+                libraries[pid] = libraries.get(pid, "") + seen  # the last look may fall on a process that ends
 
     thread = threading.Thread(target=watch)
     thread.start()
